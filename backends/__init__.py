@@ -1,0 +1,1 @@
+"""Backends: the forward pass and the memory behind it."""

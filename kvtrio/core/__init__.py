@@ -1,0 +1,1 @@
+"""Sans-IO heart of the server: data and decisions. Standard library and attrs only."""

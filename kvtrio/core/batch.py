@@ -1,0 +1,73 @@
+"""One step's decision and its answer: plain data that backends read and never change."""
+
+from attrs import frozen
+
+from kvtrio.core.sampling import SamplingParams
+from kvtrio.core.types import BlockId, RequestId
+
+
+@frozen
+class SampleRow:
+    """Choose a token after a chunk's last position."""
+
+    params: SamplingParams
+    draw: float
+    """Uniform number in [0, 1) that decides this token."""
+    recent: tuple[int, ...]
+    """Tokens under penalty, oldest first; empty when the request has no penalties."""
+
+
+@frozen
+class Chunk:
+    """One request's share of a step: ``token_ids`` at positions ``start``, ``start + 1``, ..."""
+
+    request_id: RequestId
+    start: int
+    token_ids: tuple[int, ...]
+    block_tables: tuple[tuple[BlockId, ...], ...]
+    """Per group of layers, the blocks that hold positions 0 .. start + len(token_ids) - 1."""
+    sample: SampleRow | None = None
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.token_ids)
+
+
+@frozen
+class Copy:
+    """Copy the first ``num_tokens`` places of one block to another, before the step runs."""
+
+    group: int
+    source: BlockId
+    target: BlockId
+    num_tokens: int
+
+
+@frozen
+class Batch:
+    """What one step computes. Chunks of decode (one token) and prefill (many) mix freely."""
+
+    step: int
+    chunks: tuple[Chunk, ...]
+    copies: tuple[Copy, ...] = ()
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(len(chunk.token_ids) for chunk in self.chunks)
+
+
+@frozen
+class Sampled:
+    """A chosen token; log-probabilities only where the request asked for them."""
+
+    token_id: int
+    logprob: float | None = None
+    top: tuple[tuple[int, float], ...] = ()
+    """(token id, log-probability), best first."""
+
+
+@frozen
+class StepResult:
+    """Answer to a ``Batch``: one entry per chunk, None where nothing was sampled."""
+
+    sampled: tuple[Sampled | None, ...]

@@ -1,0 +1,126 @@
+"""Messages into and out of the core. All frozen; none holds text but ``TokenOut``."""
+
+from typing import Protocol
+
+from attrs import field, frozen
+
+from kvtrio.core.batch import Sampled
+from kvtrio.core.sampling import SamplingParams
+from kvtrio.core.types import FinishReason, RejectReason, RequestId
+
+
+@frozen
+class Piece:
+    """Text that one more token made ready, and whether a stop string ended the request."""
+
+    text: str = ""
+    stopped: bool = False
+
+
+class Matcher(Protocol):
+    """Turns token ids into text and finds stop strings; the core knows no tokenizer.
+
+    Held by one request and used by the core alone. ``push`` returns the text that can no longer
+    turn into a stop string; with ``stopped`` it has dropped the stop string and all behind it.
+    ``flush`` returns what was held back, when the request ends for another reason.
+    """
+
+    def push(self, token_id: int) -> Piece: ...
+
+    def flush(self) -> str: ...
+
+
+# --- inputs ---
+
+
+@frozen(kw_only=True)
+class Submit:
+    """Ask for one generation."""
+
+    request_id: RequestId
+    token_ids: tuple[int, ...]
+    max_new_tokens: int | None
+    """None: until the context is full."""
+    sampling: SamplingParams
+    matcher: Matcher = field(eq=False)
+    eos_ids: frozenset[int] = frozenset()
+    place: int | None = None
+    """Run in this place, and wait for it if it is taken."""
+
+
+@frozen
+class Abort:
+    """Forget a request, wherever it is. Unknown or finished ids are no error."""
+
+    request_id: RequestId
+
+
+@frozen
+class Drain:
+    """Admit nothing more; what was admitted finishes."""
+
+
+Input = Submit | Abort | Drain
+
+# --- outputs ---
+
+
+@frozen
+class Rejected:
+    request_id: RequestId
+    reason: RejectReason
+    num_prompt_tokens: int
+    limit: int
+    """The limit that was met: tokens of context, or waiting requests."""
+
+
+@frozen
+class Started:
+    """The request left the queue."""
+
+    request_id: RequestId
+    place: int
+
+
+@frozen
+class Progress:
+    """A chunk of prompt was computed and more is to come."""
+
+    request_id: RequestId
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    num_computed_tokens: int
+
+
+@frozen
+class TokenOut:
+    request_id: RequestId
+    index: int
+    """0 for the first generated token."""
+    sampled: Sampled
+    text: str
+
+
+@frozen(kw_only=True)
+class Finished:
+    """The one terminal event of an admitted request, with its account (times in seconds)."""
+
+    request_id: RequestId
+    reason: FinishReason
+    text: str
+    """Text that was held back until the end."""
+    stopped_by_text: bool
+    place: int | None
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    num_computed_tokens: int
+    """Prompt tokens that were computed; with ``num_cached_tokens`` they make up the prompt
+    (unless the request was aborted before its prompt was done)."""
+    num_generated_tokens: int
+    queue_s: float
+    prefill_s: float
+    """From the start of the first step to the first token."""
+    decode_s: float
+
+
+Output = Rejected | Started | Progress | TokenOut | Finished

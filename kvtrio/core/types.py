@@ -1,0 +1,46 @@
+"""Words that every layer shares: ids and closed enums."""
+
+from enum import Enum
+from typing import NewType
+
+RequestId = NewType("RequestId", int)
+"""One generation, unique for the life of the process."""
+BlockId = NewType("BlockId", int)
+"""One run of ``block_size`` token places in one group's pool."""
+
+
+class FinishReason(Enum):
+    """Why a request ended. OpenAI's names where they exist."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+class RequestState(Enum):
+    """Where a request is; ``core.request.TRANSITIONS`` says which moves are legal."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+class StateClass(Enum):
+    """What a group of layers keeps, and so where a request may resume."""
+
+    TOKEN = "token"
+    """Full attention, MLA: any position."""
+    WINDOW = "window"
+    """Sliding window: any position whose preceding window is present."""
+    POINT = "point"
+    """Recurrent state: exact checkpoints only."""
+
+
+class RejectReason(Enum):
+    """Why a request was not admitted."""
+
+    TOO_LONG = "too_long"
+    EMPTY = "empty"
+    QUEUE_FULL = "queue_full"
+    DRAINING = "draining"

@@ -1,0 +1,1 @@
+"""Files to data: model files, tokenizers, chat templates."""

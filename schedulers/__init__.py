@@ -1,0 +1,1 @@
+"""Scheduling policies, one flat file each."""
