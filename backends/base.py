@@ -5,17 +5,7 @@ from typing import Protocol
 from attrs import frozen
 
 from kvtrio.core.batch import Batch, StepResult
-from kvtrio.core.types import StateClass
-
-
-@frozen
-class Group:
-    """Layers that share one block table."""
-
-    state_class: StateClass
-    window: int | None
-    """Positions that a query sees, its own included; None: all."""
-    bytes_per_token: int
+from kvtrio.core.config import Group
 
 
 @frozen(kw_only=True)

@@ -1,0 +1,32 @@
+"""Sizes the core is built with."""
+
+from attrs import frozen
+
+from kvtrio.core.types import StateClass
+
+
+@frozen
+class Group:
+    """Layers that share one block table."""
+
+    state_class: StateClass
+    window: int | None
+    """Positions that a query sees, its own included; None: all."""
+    bytes_per_token: int
+
+
+@frozen(kw_only=True)
+class CoreConfig:
+    """Limits; every one is a hard bound."""
+
+    groups: tuple[Group, ...]
+    block_size: int
+    """Tokens per block."""
+    num_blocks: int
+    """Blocks per group."""
+    num_places: int
+    """Requests that run at once."""
+    max_context: int
+    """Longest request, prompt and answer together, in tokens."""
+    max_waiting: int
+    max_batch_tokens: int
