@@ -1,0 +1,44 @@
+# serve: set up and run the server. test: set up and run the tests. check: all that CI runs.
+VENV ?= .venv
+PYTHON ?= python3
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+ARGS ?=
+
+.PHONY: serve test check lint types clean
+
+serve: $(VENV)/.serve
+	$(BIN)/kvtrio serve $(ARGS)
+
+test: $(VENV)/.test
+	$(BIN)/kvtrio fetch smollm2
+	$(BIN)/kvtrio fetch gemma3-270m
+	$(BIN)/pytest $(ARGS)
+
+check: lint types test
+
+lint: $(VENV)/.test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+# mypy cannot see packages that setuptools maps from other folders; a tree of links shows it the
+# packages under the names they are imported by.
+types: $(VENV)/.test
+	rm -rf build/typing && mkdir -p build/typing/kvtrio
+	ln -s "$(CURDIR)"/kvtrio/* "$(CURDIR)"/schedulers "$(CURDIR)"/backends "$(CURDIR)"/kernels \
+	  build/typing/kvtrio/
+	cd build/typing && MYPYPATH=. "$(abspath $(BIN))/mypy" --config-file ../../pyproject.toml -p kvtrio
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.serve: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) install -c constraints.txt -e .
+	touch $@
+
+$(VENV)/.test: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) install -c constraints.txt -e '.[test]'
+	touch $@ $(VENV)/.serve
+
+clean:
+	rm -rf $(VENV) build dist kvtrio.egg-info
