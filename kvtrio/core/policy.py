@@ -1,5 +1,6 @@
 """What a scheduling plug-in sees and returns. It can be slow or unfair; it cannot corrupt state."""
 
+from collections.abc import Container
 from typing import Protocol
 
 from attrs import frozen
@@ -55,3 +56,17 @@ class Policy(Protocol):
     token each and no more than it misses. The core applies what still fits, in order."""
 
     def plan(self, view: View) -> list[Share]: ...
+
+
+class PolicyError(Exception):
+    """A scheduling plug-in broke its contract; nothing was changed."""
+
+
+def checked(shares: list[Share], known: Container[RequestId]) -> list[Share]:
+    """The shares as they are, or ``PolicyError``."""
+    seen: set[RequestId] = set()
+    for share in shares:
+        if share.request_id not in known or share.request_id in seen or share.num_tokens < 1:
+            raise PolicyError("a share must name a live request once and at least one token")
+        seen.add(share.request_id)
+    return shares

@@ -35,9 +35,9 @@ class SamplingParams:
 
     @property
     def has_penalties(self) -> bool:
-        return self.repeat_last_n != 0 and (
-            self.repeat_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
-        )
+        repeats = self.repeat_penalty != 1.0
+        counts = self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+        return self.repeat_last_n != 0 and (repeats or counts)
 
 
 def draw(seed: int, index: int) -> float:

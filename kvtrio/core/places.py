@@ -1,0 +1,74 @@
+"""Places: the lanes in which requests run, and what each last held. The API calls them slots."""
+
+from attrs import define, field, frozen
+
+from kvtrio.core.request import Request
+from kvtrio.core.types import RequestId
+
+
+@frozen(kw_only=True)
+class PlaceView:
+    """Counts of the request in a place, or of the last one that was."""
+
+    place: int
+    request_id: RequestId | None
+    is_processing: bool
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    num_computed_tokens: int
+    num_generated_tokens: int
+    max_new_tokens: int | None
+
+
+@define(eq=False)
+class Places:
+    """Who runs where."""
+
+    num_places: int
+    running: list[Request | None] = field(init=False)
+    last: list[Request | None] = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.running = [None] * self.num_places
+        self.last = [None] * self.num_places
+
+    @property
+    def num_free(self) -> int:
+        return self.running.count(None)
+
+    def find(self, wanted: int | None, claimed: frozenset[int]) -> int | None:
+        """A free place for a request: the one it asks for, else one that nobody waits for."""
+        if wanted is not None:
+            return wanted if self.running[wanted] is None else None
+        free = [place for place, request in enumerate(self.running) if request is None]
+        unclaimed = [place for place in free if place not in claimed]
+        return next(iter(unclaimed or free), None)
+
+    def enter(self, place: int, request: Request) -> None:
+        assert self.running[place] is None
+        self.running[place] = self.last[place] = request
+        request.place = place
+
+    def leave(self, request: Request) -> None:
+        assert request.place is not None
+        assert self.running[request.place] is request
+        self.running[request.place] = None
+
+    def views(self) -> tuple[PlaceView, ...]:
+        return tuple(
+            _view(place, request, self.running[place] is not None)
+            for place, request in enumerate(self.last)
+        )
+
+
+def _view(place: int, request: Request | None, is_processing: bool) -> PlaceView:
+    return PlaceView(
+        place=place,
+        request_id=request.request_id if request else None,
+        is_processing=is_processing,
+        num_prompt_tokens=request.num_prompt_tokens if request else 0,
+        num_cached_tokens=request.num_cached_tokens if request else 0,
+        num_computed_tokens=request.num_computed_tokens if request else 0,
+        num_generated_tokens=request.num_generated_tokens if request else 0,
+        max_new_tokens=request.submit.max_new_tokens if request else None,
+    )

@@ -1,0 +1,33 @@
+"""First come, first served, under a token budget: the baseline.
+
+Decoding requests get their one token first, so that prefill never stops a stream; what is left of
+the budget goes to prompts in order of arrival.
+"""
+
+from kvtrio.core.policy import RequestView, Share, View
+
+
+class FCFS:
+    """Stateless; see the module."""
+
+    def plan(self, view: View) -> list[Share]:
+        decoding = [request for request in view.running if request.is_decoding]
+        prefilling = [request for request in view.running if not request.is_decoding]
+        starting = view.waiting[: view.num_free_places]
+        shares = [Share(request.request_id, 1) for request in decoding]
+        left = view.max_batch_tokens - len(shares)
+        return shares + _fill(sorted([*prefilling, *starting], key=_arrival), left)
+
+
+def _arrival(request: RequestView) -> tuple[float, int]:
+    return request.arrival_s, request.request_id
+
+
+def _fill(requests: list[RequestView], budget: int) -> list[Share]:
+    shares: list[Share] = []
+    for request in requests:
+        if budget <= 0:
+            break
+        shares.append(Share(request.request_id, min(budget, request.num_missing)))
+        budget -= shares[-1].num_tokens
+    return shares

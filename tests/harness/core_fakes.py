@@ -1,0 +1,56 @@
+"""Small stand-ins for what the core is given."""
+
+from attrs import define, field
+
+from kvtrio.core.batch import Batch, Sampled, StepResult
+from kvtrio.core.config import CoreConfig, Group
+from kvtrio.core.events import Piece, Submit
+from kvtrio.core.sampling import SamplingParams
+from kvtrio.core.types import RequestId, StateClass
+
+
+@define
+class NumberMatcher:
+    """Text of a token is its id; a token of ``stops`` ends the request."""
+
+    stops: frozenset[int] = frozenset()
+    held: list[int] = field(factory=list)
+
+    def push(self, token_id: int) -> Piece:
+        return Piece("", stopped=True) if token_id in self.stops else Piece(f"{token_id} ")
+
+    def flush(self) -> str:
+        return "."
+
+
+def config(**changes: object) -> CoreConfig:
+    """Two groups, small blocks, three places."""
+    sizes: dict[str, object] = {
+        "groups": (Group(StateClass.TOKEN, None, 8), Group(StateClass.WINDOW, 16, 8)),
+        "block_size": 4,
+        "num_blocks": 30,
+        "num_places": 3,
+        "max_context": 40,
+        "max_waiting": 5,
+        "max_batch_tokens": 16,
+    }
+    return CoreConfig(**{**sizes, **changes})  # type: ignore[arg-type]
+
+
+def submit(number: int, num_tokens: int = 6, **changes: object) -> Submit:
+    """A request for three tokens after ``num_tokens`` of prompt."""
+    fields: dict[str, object] = {
+        "request_id": RequestId(number),
+        "token_ids": tuple(range(100, 100 + num_tokens)),
+        "max_new_tokens": 3,
+        "sampling": SamplingParams(),
+        "matcher": NumberMatcher(),
+    }
+    return Submit(**{**fields, **changes})  # type: ignore[arg-type]
+
+
+def answer(batch: Batch, token_id: int = 7) -> StepResult:
+    """``token_id`` wherever the batch asks for a token."""
+    return StepResult(
+        tuple(Sampled(token_id) if chunk.sample is not None else None for chunk in batch.chunks)
+    )

@@ -1,0 +1,82 @@
+"""What every policy must do, built-in or not: run over the entry-point group."""
+
+from importlib.metadata import entry_points
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvtrio.core.policy import RequestView, View, checked
+from kvtrio.core.types import RequestId
+
+NAMES = sorted(entry.name for entry in entry_points(group="kvtrio.schedulers"))
+
+
+def load(name):
+    (entry,) = entry_points(group="kvtrio.schedulers", name=name)
+    return entry.load()()
+
+
+@st.composite
+def views(draw):
+    """Snapshots that a core could make."""
+    num_running = draw(st.integers(0, 6))
+    num_waiting = draw(st.integers(0, 6))
+    num_free_places = draw(st.integers(0, 3))
+    requests = [_request(draw, i, i < num_running) for i in range(num_running + num_waiting)]
+    return View(
+        now=draw(st.floats(10, 20)),
+        running=tuple(requests[:num_running]),
+        waiting=tuple(requests[num_running:]) if num_free_places else (),
+        num_free_places=num_free_places,
+        max_batch_tokens=draw(st.integers(10, 64)),
+        block_size=8,
+    )
+
+
+def _request(draw, number, is_running):
+    num_prompt = draw(st.integers(1, 100))
+    num_generated = draw(st.integers(0, 5)) if is_running else 0
+    num_tokens = num_prompt + num_generated
+    num_computed = num_tokens - 1 if num_generated else draw(st.integers(0, num_prompt - 1))
+    return RequestView(
+        request_id=RequestId(number),
+        num_tokens=num_tokens,
+        num_prompt_tokens=num_prompt,
+        num_computed_tokens=num_computed if is_running else 0,
+        arrival_s=float(number),
+        is_running=is_running,
+    )
+
+
+@pytest.mark.parametrize("name", NAMES)
+@settings(deadline=None)
+@given(views())
+def test_a_policy_keeps_its_contract(name, view):
+    """Live requests only, each once, at least one token and no more than it misses, in budget."""
+    shares = load(name).plan(view)
+    known = {request.request_id: request for request in view.running + view.waiting}
+    assert checked(shares, known) == shares
+    assert sum(share.num_tokens for share in shares) <= view.max_batch_tokens
+    for share in shares:
+        assert share.num_tokens <= known[share.request_id].num_missing
+    started = [share for share in shares if not known[share.request_id].is_running]
+    assert len(started) <= view.num_free_places
+
+
+@pytest.mark.parametrize("name", NAMES)
+@settings(deadline=None)
+@given(views())
+def test_a_policy_never_idles_with_work(name, view):
+    """Whenever something could run, something does."""
+    if view.running or view.waiting:
+        assert load(name).plan(view)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@settings(deadline=None)
+@given(views())
+def test_no_policy_stops_a_stream(name, view):
+    """Every decoding request gets its token in every step."""
+    chosen = {share.request_id for share in load(name).plan(view)}
+    assert {r.request_id for r in view.running if r.is_decoding} <= chosen
