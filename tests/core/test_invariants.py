@@ -1,8 +1,8 @@
 """The checker notices damage: it is not a formality."""
 
 import pytest
-from harness.core_fakes import config, submit
 
+from harness.core_fakes import config, submit
 from kvtrio.core import invariants
 from kvtrio.core.machine import Core
 from kvtrio.core.types import BlockId, RequestId, RequestState

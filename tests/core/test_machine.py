@@ -1,8 +1,8 @@
 """The core, one behaviour at a time."""
 
 import pytest
-from harness.core_fakes import NumberMatcher, answer, config, submit
 
+from harness.core_fakes import NumberMatcher, answer, config, submit
 from kvtrio.core import invariants
 from kvtrio.core.events import Abort, Drain, Finished, Progress, Rejected, Started, TokenOut
 from kvtrio.core.machine import Core

@@ -1,10 +1,10 @@
 """Random traffic against the core: its rules hold after every event."""
 
-from harness.core_fakes import NumberMatcher, answer, config, submit
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from harness.core_fakes import NumberMatcher, answer, config, submit
 from kvtrio.core import invariants
 from kvtrio.core.events import Abort, Drain, Finished, Rejected, TokenOut
 from kvtrio.core.machine import Core

@@ -3,8 +3,8 @@
 import itertools
 
 import pytest
-from harness.core_fakes import submit
 
+from harness.core_fakes import submit
 from kvtrio.core.request import TRANSITIONS, IllegalTransition, Request
 from kvtrio.core.types import RequestState
 
