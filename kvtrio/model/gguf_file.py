@@ -1,0 +1,210 @@
+"""A GGUF model on disk: metadata, tensor index and weights over memory maps, split or not."""
+
+import re
+import stat
+from collections.abc import Mapping
+from mmap import ACCESS_READ, mmap
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import gguf
+import numpy as np
+from attrs import define, frozen
+
+from kvtrio.model.errors import ModelFileError, safe_name
+from kvtrio.model.gguf_reader import Head, MetaValue, read_head
+
+__all__ = ["DEQUANTISABLE", "GGUFFile", "MetaValue", "TensorInfo", "open_gguf"]
+
+DEQUANTISABLE = frozenset(
+    gguf.GGMLQuantizationType[name]
+    for name in (
+        "F32 F16 BF16 Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q3_K Q4_K Q5_K Q6_K IQ1_S IQ1_M IQ2_XXS IQ2_XS "
+        "IQ2_S IQ3_XXS IQ3_S IQ4_NL IQ4_XS TQ1_0 TQ2_0 MXFP4 NVFP4"
+    ).split()
+)
+"""What ``gguf.quants.dequantize`` knows; a test compares."""
+
+_PART_NAME = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
+
+
+@frozen(kw_only=True)
+class TensorInfo:
+    """One tensor of the index."""
+
+    name: str
+    shape: tuple[int, ...]
+    """Torch order: a matrix is [out, in]."""
+    ggml_type: gguf.GGMLQuantizationType
+    num_bytes: int
+    part: int
+    """Which file of a split model, from 0."""
+    offset: int
+    """In that file, in bytes."""
+
+
+@define(eq=False)
+class GGUFFile:
+    """An open model; ``close`` it, or use it as a context manager."""
+
+    path: Path
+    metadata: Mapping[str, MetaValue]
+    """Of the first part."""
+    tensors: Mapping[str, TensorInfo]
+    total_bytes: int
+    """Size of all parts on disk."""
+    _parts: list[mmap]
+
+    def raw(self, name: str) -> np.ndarray:
+        """The stored bytes of a tensor: read-only uint8 [num_bytes] over the map, no copy.
+
+        The view keeps the map alive after ``close``. Raises KeyError for a name not in ``tensors``.
+        """
+        tensor = self.tensors[name]
+        return np.frombuffer(self._parts[tensor.part], np.uint8, tensor.num_bytes, tensor.offset)
+
+    def dequantise(self, name: str) -> np.ndarray:
+        """A tensor as float32 of its shape, in memory of its own.
+
+        Raises KeyError for a name not in ``tensors``, ModelFileError for a type without a formula.
+        """
+        tensor = self.tensors[name]
+        if tensor.ggml_type not in DEQUANTISABLE:
+            kind = tensor.ggml_type.name
+            raise ModelFileError(f"tensor {safe_name(name)} has type {kind}, which is unsupported")
+        rows = self.raw(name).reshape(*tensor.shape[:-1], -1)
+        # Damaged scales may be infinite; that is for whoever looks at the values, not a warning.
+        with np.errstate(all="ignore"):
+            values = gguf.quants.dequantize(rows, tensor.ggml_type)
+        values = values.reshape(tensor.shape)
+        return values if values.flags.writeable else values.copy()
+
+    def close(self) -> None:
+        """Unmap the files, except parts that a ``raw`` view still uses: those go with the view."""
+        for part in self._parts:
+            try:
+                part.close()
+            except BufferError:
+                continue
+        self._parts.clear()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def open_gguf(path: Path) -> GGUFFile:
+    """Map a model and read its head; given the first part of a split model, all its parts.
+
+    Raises ModelFileError with one line that names the file and what is wrong with it.
+    """
+    maps: list[mmap] = []
+    try:
+        heads = [_open_part(path, maps)]
+        for other in _other_parts(path, heads[0]):
+            heads.append(_open_part(other, maps))
+            _check_part(other, heads)
+        tensors = _merge(path, heads)
+    except BaseException:
+        for part in maps:
+            part.close()
+        raise
+    total = sum(len(part) for part in maps)
+    return GGUFFile(path, heads[0].metadata, tensors, total, maps)
+
+
+def _open_part(path: Path, maps: list[mmap]) -> Head:
+    """Map one file, add the map to ``maps`` and read its head."""
+    maps.append(_map(path))
+    try:
+        return read_head(maps[-1])
+    except ModelFileError as error:
+        raise _wrong(path, str(error)) from None
+
+
+def _map(path: Path) -> mmap:
+    try:
+        # Looked at before opening: opening a named pipe would wait for a writer.
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
+            kind = "a directory" if stat.S_ISDIR(status.st_mode) else "not a regular file"
+            raise _wrong(path, kind)
+        if status.st_size == 0:
+            raise _wrong(path, "empty")
+        with path.open("rb") as file:
+            return mmap(file.fileno(), 0, access=ACCESS_READ)
+    except FileNotFoundError:
+        raise _wrong(path, "no such file") from None
+    except PermissionError:
+        raise _wrong(path, "no permission to read it") from None
+    except (OSError, ValueError) as error:
+        if isinstance(error, ModelFileError):
+            raise
+        raise _wrong(path, "it cannot be read") from None
+
+
+def _wrong(path: Path, problem: str) -> ModelFileError:
+    return ModelFileError(f"{safe_name(path.name)}: {problem}")
+
+
+def _other_parts(path: Path, first: Head) -> list[Path]:
+    """Paths of the second to last part, all of which exist."""
+    count = _split_number(path, first, "split.count", 1)
+    if count <= 1:
+        return []
+    match = _PART_NAME.fullmatch(path.name)
+    if match is None or int(match["count"]) != count:
+        problem = f"part of a split model, but its name does not end in -00001-of-{count:05}.gguf"
+        raise _wrong(path, problem)
+    if int(match["number"]) != 1 or _split_number(path, first, "split.no", 0) != 0:
+        raise _wrong(path, "not the first part of a split model; give the first part")
+    stem = match["stem"]
+    others = [path.with_name(f"{stem}-{n:05}-of-{count:05}.gguf") for n in range(2, count + 1)]
+    missing = [other for other in others if not other.exists()]
+    if missing:
+        raise _wrong(missing[0], f"missing ({len(missing)} of {count} parts are)")
+    return others
+
+
+def _check_part(path: Path, heads: list[Head]) -> None:
+    """The last of ``heads`` was read from ``path`` and must follow the ones before."""
+    count = _split_number(path, heads[0], "split.count", 1)
+    if _split_number(path, heads[-1], "split.count", 1) != count:
+        raise _wrong(path, "says another number of parts than the first part")
+    if _split_number(path, heads[-1], "split.no", 0) != len(heads) - 1:
+        raise _wrong(path, "says that it is another part than its name says")
+
+
+def _split_number(path: Path, head: Head, key: str, default: int) -> int:
+    value = head.metadata.get(key, default)
+    if type(value) is not int or not 0 <= value <= 65535:
+        raise _wrong(path, f"damaged: {key} is not a small number")
+    return value
+
+
+def _merge(path: Path, heads: list[Head]) -> dict[str, TensorInfo]:
+    tensors: dict[str, TensorInfo] = {}
+    for part, head in enumerate(heads):
+        for raw in head.tensors:
+            if raw.name in tensors:
+                raise _wrong(path, f"damaged: tensor {safe_name(raw.name)} is in two parts")
+            tensors[raw.name] = TensorInfo(
+                name=raw.name,
+                shape=raw.shape,
+                ggml_type=raw.ggml_type,
+                num_bytes=raw.num_bytes,
+                part=part,
+                offset=raw.offset,
+            )
+    stated = heads[0].metadata.get("split.tensors.count", len(tensors))
+    if len(heads) > 1 and stated != len(tensors):
+        raise _wrong(path, "damaged: the parts do not hold the stated number of tensors")
+    return tensors
