@@ -1,1 +1,1 @@
-"""The async shell around the core: step loop, executors, handles."""
+"""The asynchronous shell around the core: step loop, model thread, handles."""

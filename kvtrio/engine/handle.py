@@ -1,0 +1,117 @@
+"""The caller's end of a request.
+
+The outbox is a list and an event rather than a memory channel: what became ready together leaves
+together, an unread ``Progress`` is replaced by its successor, and a reader that went away is a flag
+instead of an exception in the engine.
+
+1. The engine never waits for a reader: ``push`` is synchronous and cannot fail.
+2. An outbox is bounded by construction: at most every token that may be generated, and three more.
+3. ``_news`` is set exactly while ``__anext__`` has something to tell.
+"""
+
+from collections.abc import Callable
+from types import TracebackType
+
+import trio
+from attrs import define, field, frozen
+
+from kvtrio.core.events import Finished, Output, Progress, Rejected
+from kvtrio.core.types import RequestId
+
+NUM_OTHER_OUTPUTS = 3
+"""One each of Started, Progress and Finished."""
+
+
+class EngineStopped(Exception):
+    """The engine ended before the request did, or before it could be taken in."""
+
+
+@frozen
+class Refused(Exception):
+    """A request was not admitted; ``rejected`` says why."""
+
+    rejected: Rejected
+
+
+@define(eq=False)
+class Handle:
+    """Asynchronous iterator over tuples of outputs that were ready together.
+
+    Yields Started, Progress, TokenOut and, last, Finished; ends after it, or after ``close``. For
+    one reader. Leaving a ``with`` block closes it.
+    """
+
+    request_id: RequestId
+    max_new_tokens: int
+    """How many tokens the request may get; bounds the outbox."""
+    _abort: Callable[[RequestId], None]
+    _ready: list[Output] = field(init=False, factory=list)
+    _news: trio.Event = field(init=False, factory=trio.Event)
+    _is_finished: bool = field(init=False, default=False)
+    _is_closed: bool = field(init=False, default=False)
+    _is_stopped: bool = field(init=False, default=False)
+
+    # --- the reader's side ---
+
+    def __aiter__(self) -> "Handle":
+        return self
+
+    async def __anext__(self) -> tuple[Output, ...]:
+        """Wait for outputs; raises ``EngineStopped`` if none can come any more."""
+        await self._news.wait()
+        if outputs := tuple(self._ready):
+            self._ready.clear()
+            if not self._has_ended:
+                self._news = trio.Event()
+            return outputs
+        if self._is_stopped and not (self._is_finished or self._is_closed):
+            raise EngineStopped
+        raise StopAsyncIteration
+
+    def close(self) -> None:
+        """Forget what is unread, and abort the request if it still runs. Idempotent."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._ready.clear()
+        self._news.set()
+        if not (self._is_finished or self._is_stopped):
+            self._abort(self.request_id)
+
+    def __enter__(self) -> "Handle":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # --- the engine's side ---
+
+    @property
+    def num_unread(self) -> int:
+        return len(self._ready)
+
+    @property
+    def _has_ended(self) -> bool:
+        return self._is_finished or self._is_closed or self._is_stopped
+
+    def push(self, output: Output) -> None:
+        """Hand out one output; dropped if the reader has gone."""
+        assert not self._is_finished, "nothing follows Finished"
+        self._is_finished = isinstance(output, Finished)
+        if self._is_closed:
+            return
+        if isinstance(output, Progress) and self._ready and isinstance(self._ready[-1], Progress):
+            self._ready.pop()
+        self._ready.append(output)
+        assert len(self._ready) <= self.max_new_tokens + NUM_OTHER_OUTPUTS
+        self._news.set()
+
+    def stop(self) -> None:
+        """The engine has ended; the reader gets what is left, then ``EngineStopped``."""
+        self._is_stopped = True
+        self._news.set()

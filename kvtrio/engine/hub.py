@@ -1,0 +1,162 @@
+"""Core, open handles and observers: the one place where the engine meets the core.
+
+1. Everything here is synchronous but the two waits, so a task sees the core only between events.
+2. Outputs are handed out by the call that made them; records follow.
+3. ``_has_input`` is set whenever the core was told something since the loop last asked.
+"""
+
+from collections.abc import Callable
+
+import trio
+from attrs import define, field, frozen
+
+from kvtrio.core.batch import Batch, Chunk, StepResult
+from kvtrio.core.events import Abort, Drain, Finished, Output, Rejected, Submit, TokenOut
+from kvtrio.core.machine import Core, CoreStatistics
+from kvtrio.core.types import RequestId
+from kvtrio.engine.handle import EngineStopped, Handle, Refused
+from kvtrio.engine.records import Gaps, Observer, RequestRecord, StepRecord
+
+
+@frozen(eq=False)
+class _Live:
+    """What the engine keeps of an admitted request until it is finished."""
+
+    handle: Handle
+    num_prompt_tokens: int
+    gaps: Gaps = field(factory=Gaps)
+
+
+@define(eq=False)
+class Hub:
+    """See the module's rules. ``clock`` gives seconds; ``check`` runs after every change."""
+
+    _core: Core
+    _observer: Observer
+    _clock: Callable[[], float]
+    _check: Callable[[Core], None]
+    _live: dict[RequestId, _Live] = field(init=False, factory=dict)
+    _has_input: trio.Event = field(init=False, factory=trio.Event)
+    _is_idle: trio.Event = field(init=False, factory=trio.Event)
+    _has_stopped: bool = field(init=False, default=False)
+
+    # --- callers ---
+
+    def submit(self, submit: Submit) -> Handle:
+        """Admit a request; raises ``Refused``, or ``EngineStopped`` after the end."""
+        if self._has_stopped:
+            raise EngineStopped
+        outputs = self._core.handle(submit, self._clock())
+        self._check(self._core)
+        match outputs:
+            case [Rejected() as rejected]:
+                raise Refused(rejected)
+        handle = Handle(submit.request_id, self._longest_answer(submit), self._abort)
+        self._live[submit.request_id] = _Live(handle, len(submit.token_ids))
+        self._hand_out(outputs)
+        self._has_input.set()
+        return handle
+
+    def _longest_answer(self, submit: Submit) -> int:
+        room = self._core.config.max_context - len(submit.token_ids)
+        return room if submit.max_new_tokens is None else min(room, submit.max_new_tokens)
+
+    def _abort(self, request_id: RequestId) -> None:
+        self._tell(Abort(request_id))
+
+    def drain(self) -> None:
+        self._tell(Drain())
+
+    def _tell(self, event: Abort | Drain) -> None:
+        outputs = self._core.handle(event, self._clock())
+        self._check(self._core)
+        self._hand_out(outputs)
+        self._has_input.set()
+
+    def statistics(self) -> CoreStatistics:
+        return self._core.statistics()
+
+    async def wait_idle(self) -> None:
+        """Return when no request is waiting or running; at once after the engine's end."""
+        while self._core.has_work and not self._has_stopped:
+            self._is_idle = trio.Event()
+            await self._is_idle.wait()
+
+    # --- the loop ---
+
+    def schedule(self) -> Batch | None:
+        batch = self._core.schedule(self._clock())
+        self._check(self._core)
+        return batch
+
+    async def wait_for_input(self) -> None:
+        """Wait until the core is told something; what it was told since ``schedule`` counts."""
+        await self._has_input.wait()
+        self._has_input = trio.Event()
+
+    def update(self, batch: Batch, result: StepResult, duration_s: float) -> None:
+        """Book a finished step, hand out what it brought, then report."""
+        num_decode_rows = sum(map(self._is_decode, batch.chunks))
+        outputs = self._core.update(batch, result, self._clock())
+        self._check(self._core)
+        self._hand_out(outputs)
+        statistics = self._core.statistics()
+        self._observer.step(
+            StepRecord(
+                step=batch.step,
+                num_chunks=len(batch.chunks),
+                num_prefill_tokens=batch.num_tokens - num_decode_rows,
+                num_decode_rows=num_decode_rows,
+                num_waiting=statistics.num_waiting,
+                num_running=statistics.num_running,
+                duration_s=duration_s,
+            )
+        )
+
+    def stop(self) -> None:
+        """The loop has ended: wake all that wait, so that nobody waits for ever."""
+        self._has_stopped = True
+        for live in self._live.values():
+            live.handle.stop()
+        self._is_idle.set()
+
+    def _is_decode(self, chunk: Chunk) -> bool:
+        return chunk.start >= self._live[chunk.request_id].num_prompt_tokens
+
+    # --- out ---
+
+    def _hand_out(self, outputs: list[Output]) -> None:
+        now = self._clock()
+        records: list[RequestRecord] = []
+        for output in outputs:
+            live = self._live[output.request_id]
+            live.handle.push(output)
+            if isinstance(output, TokenOut):
+                live.gaps.add(now)
+            elif isinstance(output, Finished):
+                del self._live[output.request_id]
+                records.append(_record(output, live.gaps))
+        if not self._core.has_work:
+            self._is_idle.set()
+        for record in records:
+            self._observer.request(record)
+
+
+def _record(finished: Finished, gaps: Gaps) -> RequestRecord:
+    p50, p99, longest = gaps.percentiles(0.5, 0.99, 1.0)
+    return RequestRecord(
+        request_id=finished.request_id,
+        reason=finished.reason,
+        stopped_by_text=finished.stopped_by_text,
+        place=finished.place,
+        num_prompt_tokens=finished.num_prompt_tokens,
+        num_cached_tokens=finished.num_cached_tokens,
+        num_computed_tokens=finished.num_computed_tokens,
+        num_generated_tokens=finished.num_generated_tokens,
+        queue_s=finished.queue_s,
+        prefill_s=finished.prefill_s,
+        decode_s=finished.decode_s,
+        gap_p50_s=p50,
+        gap_p99_s=p99,
+        gap_max_s=longest,
+    )

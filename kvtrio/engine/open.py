@@ -1,0 +1,73 @@
+"""Start and stop of the engine."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from itertools import count
+
+import trio
+from attrs import define, field
+
+from kvtrio.core import invariants
+from kvtrio.core.events import Submit
+from kvtrio.core.machine import Core, CoreStatistics
+from kvtrio.core.types import RequestId
+from kvtrio.engine.executor import Executor
+from kvtrio.engine.handle import EngineStopped, Handle, Refused
+from kvtrio.engine.hub import Hub
+from kvtrio.engine.loop import run_steps
+from kvtrio.engine.records import Observer
+
+__all__ = ["Engine", "EngineStopped", "Handle", "Refused", "open_engine"]
+
+
+@define(eq=False)
+class Engine:
+    """What the HTTP side sees. Made by ``open_engine``; for tasks of the same trio run."""
+
+    _hub: Hub
+    _ids: "count[int]" = field(init=False, factory=lambda: count(1))
+
+    def new_id(self) -> RequestId:
+        return RequestId(next(self._ids))
+
+    def submit(self, submit: Submit) -> Handle:
+        """Admit a request and wake the loop; takes effect at once, even while a step runs.
+
+        Raises ``Refused`` (nothing has changed) or, after the engine's end, ``EngineStopped``.
+        """
+        return self._hub.submit(submit)
+
+    def drain(self) -> None:
+        """Admit nothing more; what was admitted finishes."""
+        self._hub.drain()
+
+    async def wait_idle(self) -> None:
+        """Return when no request is waiting or running."""
+        await self._hub.wait_idle()
+
+    def statistics(self) -> CoreStatistics:
+        return self._hub.statistics()
+
+
+@asynccontextmanager
+async def open_engine(
+    core: Core, executor: Executor, observer: Observer, *, paranoid: bool = False
+) -> AsyncIterator[Engine]:
+    """Run ``core`` on ``executor`` while the body runs; leaving it waits for the step under way.
+
+    What the executor raises cancels the body and leaves as an exception group. Handles that outlive
+    the engine raise ``EngineStopped``. ``paranoid`` checks the core's invariants after each change.
+    """
+    check = invariants.check if paranoid else _trust
+    hub = Hub(core, observer, trio.current_time, check)
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(run_steps, hub, executor, name="engine loop")
+            yield Engine(hub)
+            nursery.cancel_scope.cancel()
+    finally:
+        hub.stop()
+
+
+def _trust(core: Core) -> None:
+    pass
