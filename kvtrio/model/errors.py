@@ -1,4 +1,4 @@
-"""Errors of this package that a user can cause, and how text of unknown origin may appear in them."""
+"""Errors that a user can cause, and how text of unknown origin may appear in them."""
 
 import re
 
@@ -8,6 +8,10 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9_.-]")
 
 class ModelFileError(ValueError):
     """A model file is damaged, hostile or unsupported; the message is one clear line."""
+
+
+class FetchError(ValueError):
+    """A model could not be brought here; the message is one clear line."""
 
 
 def safe_name(text: str) -> str:

@@ -56,7 +56,7 @@ class Fields:
         return (self._whole(key, value, 1, most),) * num_layers
 
     def pattern(self, key: str, num_layers: int, default: int) -> tuple[bool, ...]:
-        """Which layers are sliding. A number n: all but every n-th (0: all); or one boolean each."""
+        """Which layers are sliding. A number n: all but every n-th (0: all); or one flag each."""
         value = self._get(key, default)
         if isinstance(value, np.ndarray):
             return tuple(bool(flag) for flag in self._array(key, value, num_layers))

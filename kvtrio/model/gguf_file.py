@@ -17,13 +17,11 @@ from kvtrio.model.gguf_reader import Head, MetaValue, read_head
 
 __all__ = ["DEQUANTISABLE", "GGUFFile", "MetaValue", "TensorInfo", "open_gguf"]
 
-DEQUANTISABLE = frozenset(
-    gguf.GGMLQuantizationType[name]
-    for name in (
-        "F32 F16 BF16 Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q3_K Q4_K Q5_K Q6_K IQ1_S IQ1_M IQ2_XXS IQ2_XS "
-        "IQ2_S IQ3_XXS IQ3_S IQ4_NL IQ4_XS TQ1_0 TQ2_0 MXFP4 NVFP4"
-    ).split()
+_FORMULAS = (
+    "F32 F16 BF16 Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q3_K Q4_K Q5_K Q6_K IQ1_S IQ1_M IQ2_XXS IQ2_XS "
+    "IQ2_S IQ3_XXS IQ3_S IQ4_NL IQ4_XS TQ1_0 TQ2_0 MXFP4 NVFP4"
 )
+DEQUANTISABLE = frozenset(gguf.GGMLQuantizationType[name] for name in _FORMULAS.split())
 """What ``gguf.quants.dequantize`` knows; a test compares."""
 
 _PART_NAME = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
