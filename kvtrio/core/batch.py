@@ -2,8 +2,9 @@
 
 from attrs import frozen
 
+from kvtrio.core.identity import AdapterUse
 from kvtrio.core.sampling import SamplingParams
-from kvtrio.core.types import BlockId, RequestId
+from kvtrio.core.types import BlockId, RequestId, Tier
 
 
 @frozen
@@ -27,6 +28,8 @@ class Chunk:
     block_tables: tuple[tuple[BlockId, ...], ...]
     """Per group of layers, the blocks that hold positions 0 .. start + len(token_ids) - 1."""
     sample: SampleRow | None = None
+    adapters: tuple[AdapterUse, ...] = ()
+    """Under which all its tokens are computed; their deltas are added in this order."""
 
     @property
     def end(self) -> int:
@@ -35,12 +38,18 @@ class Chunk:
 
 @frozen
 class Copy:
-    """Copy the first ``num_tokens`` places of one block to another, before the step runs."""
+    """Copy the first ``num_tokens`` places of one block to another, before the step runs.
+
+    Copies run in order: a later one may read what an earlier one wrote. The two tiers differ only
+    where device and host are separate memories.
+    """
 
     group: int
     source: BlockId
     target: BlockId
     num_tokens: int
+    source_tier: Tier = Tier.DEVICE
+    target_tier: Tier = Tier.DEVICE
 
 
 @frozen

@@ -1,49 +1,66 @@
-"""Blocks of one group of layers: which are free, and how many block tables name each.
+"""Blocks: runs of ``block_size`` token places, the same in every group of layers.
 
-1. A block is free, or held by at least one block table.
-2. Its reference count is the number of tables that name it.
-3. A freed block's contents may be overwritten at once.
+1. A block is held (by at least one request), cached (in the index, nobody's) or gone.
+2. ``num_refs`` is the number of block tables naming it, plus one per copy under way from it.
+3. ``ids`` are places in the arena of its tier, one per group; no two blocks share one.
+4. A block is published once, after its tokens were computed, and never written again.
 """
 
 from attrs import define, field
 
-from kvtrio.core.types import BlockId
+from kvtrio.core.identity import Context
+from kvtrio.core.types import BlockId, Tier
 
 
 @define(eq=False)
-class BlockPool:
-    """``num_blocks`` numbered blocks; take, touch, free."""
+class Block:
+    """One run of token places, and, once published, what they hold."""
 
-    num_blocks: int
-    ref_counts: list[int] = field(init=False)
-    free_ids: list[BlockId] = field(init=False)
-    """Taken from the end: the block freed last is still warm in the processor's caches."""
-
-    def __attrs_post_init__(self) -> None:
-        self.ref_counts = [0] * self.num_blocks
-        self.free_ids = [BlockId(i) for i in reversed(range(self.num_blocks))]
+    ids: tuple[BlockId, ...]
+    """Per group."""
+    tier: Tier = Tier.DEVICE
+    num_refs: int = 1
+    key: bytes | None = None
+    """None: not published."""
+    parent: "Block | None" = None
+    start: int = 0
+    """Position of the first token."""
+    tags: tuple[int, ...] = ()
+    """Token ids with context numbers, see ``identity``; fewer than a block's only in a leaf."""
+    contexts: tuple[Context, ...] = ()
+    """Keeps the contexts of ``tags`` alive, so that their numbers stay theirs."""
+    children: "list[Block]" = field(factory=list)
+    """Sorted by tags: the longest common prefix with any tokens is with a neighbour of their
+    place in that order, so that matching does not depend on the number of children."""
+    num_device_children: int = 0
+    last_used_s: float = 0.0
+    value: float = 0.0
+    """Eviction order within a tier; see ``eviction``."""
+    pinned_until_s: float = 0.0
+    stamp: int = 0
+    """Times that the block entered the candidates for eviction."""
+    is_candidate: bool = False
+    is_short: bool = False
+    """Counted among the short strangers; see ``eviction``."""
 
     @property
-    def num_free(self) -> int:
-        return len(self.free_ids)
+    def end(self) -> int:
+        return self.start + len(self.tags)
+
+
+@define(eq=False)
+class Arena:
+    """Numbered places of one group in one memory."""
+
+    num_blocks: int
+    free_ids: list[BlockId] = field(init=False)
+    """Taken from the end: what was freed last is still warm in the processor's caches."""
+
+    def __attrs_post_init__(self) -> None:
+        self.free_ids = [BlockId(i) for i in reversed(range(self.num_blocks))]
 
     def take(self) -> BlockId:
-        """A free block with one reference. That one is free is the caller's promise."""
-        assert self.free_ids, "the pool holds every place's longest request"
-        block_id = self.free_ids.pop()
-        assert self.ref_counts[block_id] == 0
-        self.ref_counts[block_id] = 1
-        return block_id
+        return self.free_ids.pop()
 
-    def touch(self, block_id: BlockId) -> None:
-        """One more table names a held block."""
-        assert self.ref_counts[block_id] > 0
-        self.ref_counts[block_id] += 1
-
-    def free(self, block_ids: list[BlockId]) -> None:
-        """One table less names each of these; the last reference frees the block."""
-        for block_id in reversed(block_ids):
-            assert self.ref_counts[block_id] > 0
-            self.ref_counts[block_id] -= 1
-            if not self.ref_counts[block_id]:
-                self.free_ids.append(block_id)
+    def free(self, block_id: BlockId) -> None:
+        self.free_ids.append(block_id)

@@ -22,11 +22,19 @@ class CoreConfig:
     groups: tuple[Group, ...]
     block_size: int
     """Tokens per block."""
-    num_blocks: int
-    """Blocks per group."""
     num_places: int
     """Requests that run at once."""
     max_context: int
     """Longest request, prompt and answer together, in tokens."""
     max_waiting: int
     max_batch_tokens: int
+    num_host_blocks: int = 0
+    """Per group, in RAM; 0: no RAM tier."""
+    is_unified: bool = True
+    """Device and host are one memory: moving a block between them copies nothing."""
+
+    @property
+    def num_blocks(self) -> int:
+        """Per group, on the device: every place's longest request, and one block each to copy
+        from. Running requests therefore never run out."""
+        return self.num_places * (-(-self.max_context // self.block_size) + 1)

@@ -5,8 +5,10 @@ from typing import Protocol
 from attrs import field, frozen
 
 from kvtrio.core.batch import Sampled
+from kvtrio.core.explain import CacheReport
+from kvtrio.core.identity import Segment
 from kvtrio.core.sampling import SamplingParams
-from kvtrio.core.types import FinishReason, RejectReason, RequestId
+from kvtrio.core.types import FinishReason, RejectReason, RequestId, Retain
 
 
 @frozen
@@ -46,6 +48,17 @@ class Submit:
     eos_ids: frozenset[int] = frozenset()
     place: int | None = None
     """Run in this place, and wait for it if it is taken."""
+    namespace: bytes = b""
+    """The tenant whose state may be used and will be extended."""
+    segments: tuple[Segment, ...] = (Segment(0),)
+    """Which adapters from which position on; ascending, the first at 0."""
+    reuse: bool = True
+    """Look for cached state."""
+    retain: Retain = Retain.NORMAL
+    retain_s: float = 0.0
+    """How long a pin holds, from the end of the request."""
+    session: bytes | None = None
+    """Opaque digest of the caller's name for the conversation."""
 
 
 @frozen
@@ -103,7 +116,11 @@ class TokenOut:
 
 @frozen(kw_only=True)
 class Finished:
-    """The one terminal event of an admitted request, with its account (times in seconds)."""
+    """The one terminal event of an admitted request, with its account (times in seconds).
+
+    num_cached + num_computed = num_prompt tokens, unless the request was aborted before its prompt
+    was done.
+    """
 
     request_id: RequestId
     reason: FinishReason
@@ -114,13 +131,23 @@ class Finished:
     num_prompt_tokens: int
     num_cached_tokens: int
     num_computed_tokens: int
-    """Prompt tokens that were computed; with ``num_cached_tokens`` they make up the prompt
-    (unless the request was aborted before its prompt was done)."""
+    """Prompt tokens that were computed."""
     num_generated_tokens: int
     queue_s: float
     prefill_s: float
     """From the start of the first step to the first token."""
     decode_s: float
+    cache: CacheReport
 
 
-Output = Rejected | Started | Progress | TokenOut | Finished
+@frozen
+class Cached:
+    """``num_tokens`` more of a prompt were found, ``num_host_tokens`` of them in RAM."""
+
+    request_id: RequestId
+    num_tokens: int
+    num_host_tokens: int
+    report: CacheReport
+
+
+Output = Rejected | Started | Cached | Progress | TokenOut | Finished

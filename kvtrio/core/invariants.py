@@ -1,11 +1,13 @@
-"""The rules of ``machine.py``, recomputed from first principles."""
+"""The rules of ``machine``, ``blocks``, ``index`` and ``tiers``, from first principles."""
 
 from collections import Counter
-from itertools import chain
+from collections.abc import Iterator
 
+from kvtrio.core.blocks import Block
 from kvtrio.core.machine import Core
 from kvtrio.core.request import Request
-from kvtrio.core.types import BlockId, RequestState
+from kvtrio.core.tiers import TieredCache
+from kvtrio.core.types import RequestState, Tier
 
 
 class InvariantError(Exception):
@@ -14,11 +16,16 @@ class InvariantError(Exception):
 
 def check(core: Core) -> None:
     """Raise ``InvariantError`` at the first broken rule; linear in blocks and requests."""
-    _check_blocks(core)
     _check_queues(core)
     _check_in_flight(core)
     for request in core.requests.values():
         _check_request(core, request)
+    cached = list(_walk(core.cache.index.root))
+    _check_index(core.cache, cached)
+    _check_references(core, cached)
+    _check_tiers(core, cached)
+    for block in cached:
+        _check_standing(core.cache, block)
 
 
 def _require(holds: bool, rule: str) -> None:
@@ -26,14 +33,7 @@ def _require(holds: bool, rule: str) -> None:
         raise InvariantError(rule)
 
 
-def _check_blocks(core: Core) -> None:
-    for group, pool in enumerate(core.pools):
-        tables = (request.block_tables[group] for request in core.requests.values())
-        named = Counter(chain.from_iterable(tables))
-        counts = [named[BlockId(i)] for i in range(pool.num_blocks)]
-        _require(counts == pool.ref_counts, "reference count = tables naming the block")
-        unnamed = [block_id for block_id, count in enumerate(counts) if not count]
-        _require(sorted(pool.free_ids) == unnamed, "a block is free exactly if no table names it")
+# --- requests ---
 
 
 def _check_queues(core: Core) -> None:
@@ -61,20 +61,100 @@ def _check_in_flight(core: Core) -> None:
     total = sum(len(chunk.token_ids) for chunk in chunks)
     _require(total <= core.config.max_batch_tokens, "a batch keeps to the budget")
     for chunk in chunks:
-        tables = tuple(map(tuple, core.requests[chunk.request_id].block_tables))
+        blocks = core.requests[chunk.request_id].blocks
+        tables = tuple(zip(*(block.ids for block in blocks), strict=True))
         _require(tables == chunk.block_tables, "blocks in flight stay with their request")
+    _require(not core.in_flight or not core.cache.copies, "copies travel with the batch")
 
 
 def _check_request(core: Core, request: Request) -> None:
     _require(request.num_computed_tokens <= request.num_tokens, "computed <= tokens")
     _require(request.num_tokens <= core.config.max_context, "a request fits the context")
+    _require(len(request.trail.tags) == request.num_tokens, "the trail follows the tokens")
     held = request.num_computed_tokens
     if request.in_flight:
         assert core.in_flight is not None
         held = next(c.end for c in core.in_flight.chunks if c.request_id == request.request_id)
     else:
         _require(not request.is_aborted, "an aborted request lives only while in flight")
+        _require(request.source is None, "a copy's source is held only while in flight")
     num_blocks = -(-held // core.config.block_size)
-    for table in request.block_tables:
-        _require(len(table) == num_blocks, "block tables cover what is computed or in flight")
-        _require(len(set(table)) == len(table), "a table names a block once")
+    _require(len(request.blocks) == num_blocks, "a table covers what is computed or in flight")
+    used = request.num_computed_here + request.num_cached_tokens
+    is_read = request.num_computed_tokens >= request.num_prompt_tokens
+    done = request.num_prompt_tokens if is_read else request.num_computed_tokens
+    _require(used == done, "prompt tokens = computed + reused")
+    for index, block in enumerate(request.blocks):
+        _check_entry(core, request, index, block)
+
+
+def _check_entry(core: Core, request: Request, index: int, block: Block) -> None:
+    is_published = index < request.num_published
+    _require((block.key is not None) == is_published, "published blocks come first")
+    _require(is_published or block.num_refs == 1, "an unpublished block has one holder")
+    _require(block.tier is Tier.DEVICE, "held blocks lie on the device")
+    if is_published:
+        start = index * core.config.block_size
+        tags = tuple(request.trail.tags[start : start + core.config.block_size])
+        _require(block.tags == tags and block.start == start, "held blocks hold these tokens")
+
+
+# --- blocks ---
+
+
+def _walk(parent: Block) -> Iterator[Block]:
+    stack = list(parent.children)
+    while stack:
+        block = stack.pop()
+        yield block
+        stack += block.children
+
+
+def _check_index(cache: TieredCache, cached: list[Block]) -> None:
+    filed = Counter(id(block) for bucket in cache.index.by_key.values() for block in bucket)
+    _require(filed == Counter(map(id, cached)), "the tree and the keys hold the same blocks")
+    _require(cache.index.num_blocks == len(cached), "the index counts its blocks")
+    for block in [cache.index.root, *cached]:
+        tags = [child.tags for child in block.children]
+        _require(tags == sorted(set(tags)), "children are sorted and distinct")
+        is_full = block is cache.index.root or len(block.tags) == cache.config.block_size
+        _require(is_full or not block.children, "only a full block has children")
+        for child in block.children:
+            _require(child.parent is block, "children know their parent")
+            _require(child.start == block.end, "children start where their parent ends")
+            _require(bool(child.tags), "a published block holds tokens")
+
+
+def _check_references(core: Core, cached: list[Block]) -> None:
+    held = [block for request in core.requests.values() for block in request.blocks]
+    held += [r.source for r in core.requests.values() if r.source is not None]
+    counts = Counter(map(id, held))
+    for block in {id(b): b for b in [*held, *cached]}.values():
+        _require(block.num_refs == counts[id(block)], "references = tables naming the block")
+
+
+def _check_tiers(core: Core, cached: list[Block]) -> None:
+    cache = core.cache
+    blocks = {id(block): block for block in cached}
+    blocks |= {id(block): block for r in core.requests.values() for block in r.blocks}
+    for tier in Tier:
+        used = [block for block in blocks.values() if block.tier is tier]
+        _require(cache.num_used[tier] == len(used), "a tier counts its blocks")
+        _require(len(used) <= cache.limits[tier], "no limit is exceeded")
+    for tier in [Tier.DEVICE] if cache.config.is_unified else Tier:
+        for group, arena in enumerate(cache.arenas[tier]):
+            mine = [b for b in blocks.values() if cache.config.is_unified or b.tier is tier]
+            ids = [block.ids[group] for block in mine] + arena.free_ids
+            _require(sorted(ids) == list(range(arena.num_blocks)), "every place is used once")
+
+
+def _check_standing(cache: TieredCache, block: Block) -> None:
+    near = sum(child.tier is Tier.DEVICE for child in block.children)
+    _require(block.num_device_children == near, "a block counts its children on the device")
+    assert block.parent is not None
+    is_rooted = block.parent is cache.index.root or block.parent.tier is Tier.DEVICE
+    _require(block.tier is Tier.HOST or is_rooted, "a block's parent is as near as the block")
+    _require(not block.num_refs or block.tier is Tier.DEVICE, "held blocks lie on the device")
+    has_child = near if block.tier is Tier.DEVICE else block.children
+    may_go = not block.num_refs and not has_child
+    _require(block.is_candidate == may_go, "candidates are the blocks that may go")

@@ -17,6 +17,7 @@ class RequestView:
     """Prompt and generated."""
     num_prompt_tokens: int
     num_computed_tokens: int
+    """For a waiting request: what the cache has of it now."""
     arrival_s: float
     is_running: bool
 

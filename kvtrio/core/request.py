@@ -2,8 +2,11 @@
 
 from attrs import define, field
 
+from kvtrio.core.blocks import Block
 from kvtrio.core.events import Submit
-from kvtrio.core.types import BlockId, RequestId, RequestState
+from kvtrio.core.explain import CacheReport
+from kvtrio.core.identity import TokenTrail
+from kvtrio.core.types import RequestId, RequestState
 
 TRANSITIONS: dict[RequestState, frozenset[RequestState]] = {
     RequestState.WAITING: frozenset({RequestState.RUNNING, RequestState.FINISHED}),
@@ -24,21 +27,33 @@ class Request:
     arrival_s: float
     token_ids: list[int]
     """Prompt, then generated."""
-    block_tables: tuple[list[BlockId], ...]
-    """Per group; each grows until the request ends."""
+    trail: TokenTrail
+    """The same tokens, with what they are computed under."""
+    blocks: list[Block] = field(factory=list)
+    """Grows until the request ends; a block may be replaced by an equal published one."""
+    num_published: int = 0
+    """Leading blocks that are in the index."""
+    source: Block | None = None
+    """Held because the launched step copies from it."""
     state: RequestState = RequestState.WAITING
     place: int | None = None
     num_computed_tokens: int = 0
-    """Tokens whose state is in the blocks."""
-    num_cached_tokens: int = 0
+    """Tokens whose state is in the blocks, computed here or found."""
+    num_computed_here: int = 0
+    """Prompt tokens computed for this request."""
+    report: CacheReport = field(factory=CacheReport)
     in_flight: bool = False
     """A launched batch names this request's blocks."""
     is_aborted: bool = False
     """To be dropped as soon as it is not in flight."""
     started_s: float | None = None
     first_token_s: float | None = None
-    is_announced: bool = field(default=False)
+    is_announced: bool = False
     """``Started`` was sent."""
+
+    @property
+    def num_cached_tokens(self) -> int:
+        return self.report.num_device_tokens + self.report.num_host_tokens
 
     @property
     def request_id(self) -> RequestId:

@@ -44,3 +44,20 @@ class RejectReason(Enum):
     EMPTY = "empty"
     QUEUE_FULL = "queue_full"
     DRAINING = "draining"
+
+
+class Tier(Enum):
+    """Where state lies, nearest first."""
+
+    DEVICE = "device"
+    HOST = "ram"
+
+
+class Retain(Enum):
+    """What a request asks for its state."""
+
+    AUXILIARY = "auxiliary"
+    """Do not keep it: health probes, titles, recaps."""
+    NORMAL = "normal"
+    PIN = "pin"
+    """Keep it for a time, as long as pins leave room for others."""

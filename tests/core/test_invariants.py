@@ -2,23 +2,37 @@
 
 import pytest
 
-from harness.core_fakes import config, submit
+from harness.core_fakes import answer, make_core, submit
 from kvtrio.core import invariants
-from kvtrio.core.machine import Core
-from kvtrio.core.types import BlockId, RequestId, RequestState
-from kvtrio.schedulers.fcfs import FCFS
+from kvtrio.core.types import RequestId, RequestState, Tier
 
 
 def damaged_free_list(core):
-    core.pools[0].free_ids.pop()
+    core.cache.arenas[Tier.DEVICE][0].free_ids.pop()
 
 
 def damaged_count(core):
-    core.pools[1].ref_counts[core.requests[RequestId(1)].block_tables[1][0]] += 1
+    core.requests[RequestId(1)].blocks[0].num_refs += 1
 
 
 def damaged_table(core):
-    core.requests[RequestId(1)].block_tables[0].append(BlockId(29))
+    core.requests[RequestId(1)].blocks.append(core.cache.take(0.0))
+
+
+def damaged_tier(core):
+    core.requests[RequestId(1)].blocks[0].tier = Tier.HOST
+
+
+def damaged_total(core):
+    core.cache.num_used[Tier.HOST] += 1
+
+
+def damaged_index(core):
+    core.cache.index.by_key.clear()
+
+
+def damaged_standing(core):
+    core.cache.index.root.children[0].children[0].is_candidate = False
 
 
 def damaged_state(core):
@@ -43,6 +57,10 @@ def damaged_length(core):
         damaged_free_list,
         damaged_count,
         damaged_table,
+        damaged_tier,
+        damaged_total,
+        damaged_index,
+        damaged_standing,
         damaged_state,
         damaged_place,
         damaged_mark,
@@ -51,7 +69,10 @@ def damaged_length(core):
 )
 def test_damage_is_found(damage):
     """Each rule that is broken by hand is reported."""
-    core = Core(config(num_places=1, num_blocks=30), FCFS())
+    core = make_core(num_places=1)
+    core.handle(submit(3, token_ids=(1, 2, 3, 4, 5), max_new_tokens=1), 0.0)
+    batch = core.schedule(0.0)
+    core.update(batch, answer(batch), 0.0)
     core.handle(submit(1), 0.0)
     core.schedule(0.0)
     core.handle(submit(2), 0.0)

@@ -1,30 +1,69 @@
-"""Random traffic against the core: its rules hold after every event."""
+"""Random traffic against the core: its rules hold after every event, and no state is ever read
+that was computed from anything but the request's own history."""
 
-from hypothesis import settings
+import pytest
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from harness.core_fakes import NumberMatcher, answer, config, submit
+from harness.memory import Memory
 from kvtrio.core import invariants
 from kvtrio.core.events import Abort, Drain, Finished, Rejected, TokenOut
+from kvtrio.core.identity import AdapterUse, KeyMaker, Segment
 from kvtrio.core.machine import Core
 from kvtrio.core.policy import Share
-from kvtrio.core.types import FinishReason
+from kvtrio.core.types import FinishReason, Retain
 from kvtrio.schedulers.fcfs import FCFS
+
+ADAPTERS = st.lists(
+    st.builds(
+        AdapterUse,
+        adapter_id=st.integers(1, 3),
+        digest=st.sampled_from([b"a" * 32, b"b" * 32]),
+        scale=st.sampled_from([0.0, 0.5, 1.0]),
+    ),
+    max_size=2,
+).map(tuple)
+
+
+class CollidingKeys(KeyMaker):
+    """Every key is the same: only the tokens tell blocks apart."""
+
+    def block_key(self, parent, start, token_ids, runs):
+        return b"x"
 
 
 class Traffic(RuleBasedStateMachine):
     """Submits, aborts, steps and odd policies in any order."""
 
+    keys = KeyMaker(b"secret of the tests", b"root")
+    sizes = {}
+
     def __init__(self):
         super().__init__()
-        self.core = Core(config(), self)
+        self.core = None
         self.batch = None
         self.now = 0.0
         self.number = 0
         self.open = {}
         self.ended = {}
+        self.histories = {}
         self.shares = None
+        self.prompts = [()]
+
+    @initialize(num_host_blocks=st.sampled_from([0, 3, 20]), is_unified=st.booleans())
+    def start(self, num_host_blocks, is_unified):
+        sizes = {"num_host_blocks": num_host_blocks, "is_unified": is_unified, **self.sizes}
+        self.core = Core(config(**sizes), self, self.keys)
+        self.memory = Memory(self.core.config.block_size, self.core.config.is_unified)
 
     def plan(self, view):
         """The first-come policy, or whatever a rule asked for."""
@@ -41,26 +80,45 @@ class Traffic(RuleBasedStateMachine):
                     assert output.num_prompt_tokens == len(submitted.token_ids)
                     used = output.num_cached_tokens + output.num_computed_tokens
                     assert used == output.num_prompt_tokens
+                    assert output.num_computed_tokens >= 1
+                    assert submitted.reuse or output.num_cached_tokens == 0
             elif isinstance(output, TokenOut):
-                assert output.request_id in self.open
+                self.history(output.request_id, output.sampled.token_id)
 
-    @rule(
-        num_tokens=st.integers(0, 45),
-        max_new_tokens=st.none() | st.integers(1, 12),
-        place=st.none() | st.integers(0, 2),
-        stops=st.booleans(),
-    )
-    def submit(self, num_tokens, max_new_tokens, place, stops):
+    def history(self, request_id, token_id):
+        """One more position of a request, with all that its state depends on."""
+        event, history = self.open[request_id], self.histories[request_id]
+        segment = [s for s in event.segments if s.start <= len(history)][-1]
+        uses = tuple(sorted((u.digest, u.scale) for u in segment.adapters if u.scale))
+        history.append((token_id, event.namespace, uses))
+
+    @rule(data=st.data())
+    def submit(self, data):
+        base = data.draw(st.sampled_from(self.prompts[-6:]))
+        cut = data.draw(st.integers(0, len(base)))
+        tail = data.draw(st.lists(st.integers(1, 3), max_size=14))
+        adapters = data.draw(ADAPTERS)
+        segments = (Segment(0, adapters),)
+        if data.draw(st.booleans()) and cut > 1:
+            segments = (Segment(0), Segment(data.draw(st.integers(1, cut)), adapters))
         self.number += 1
         event = submit(
             self.number,
-            num_tokens,
-            max_new_tokens=max_new_tokens,
-            place=place,
-            eos_ids=frozenset({1}),
-            matcher=NumberMatcher(frozenset({2}) if stops else frozenset()),
+            token_ids=(*base[:cut], *tail),
+            max_new_tokens=data.draw(st.none() | st.integers(1, 12)),
+            place=data.draw(st.none() | st.integers(0, 2)),
+            eos_ids=frozenset({5}),
+            matcher=NumberMatcher(frozenset({4})),
+            segments=segments,
+            namespace=data.draw(st.sampled_from([b"", b"tenant"])),
+            reuse=data.draw(st.integers(0, 5)) > 0,
+            retain=data.draw(st.sampled_from([*Retain, Retain.NORMAL, Retain.NORMAL])),
+            retain_s=2.0,
         )
         self.open[event.request_id] = event
+        self.histories[event.request_id] = []
+        for token_id in event.token_ids:
+            self.history(event.request_id, token_id)
         self.take(self.core.handle(event, self.now))
 
     @precondition(lambda self: self.open)
@@ -69,7 +127,7 @@ class Traffic(RuleBasedStateMachine):
         request_id = data.draw(st.sampled_from(sorted(self.open)))
         self.take(self.core.handle(Abort(request_id), self.now))
 
-    @precondition(lambda self: self.batch is None)
+    @precondition(lambda self: self.core and self.batch is None)
     @rule(data=st.data(), odd=st.booleans())
     def schedule(self, data, odd):
         if odd and self.core.requests:
@@ -78,24 +136,31 @@ class Traffic(RuleBasedStateMachine):
         self.batch = self.core.schedule(self.now)
 
     @precondition(lambda self: self.batch is not None)
-    @rule(token_id=st.integers(1, 5), seconds=st.floats(0, 1))
+    @rule(token_id=st.sampled_from([1, 1, 1, 2, 2, 3, 4, 5]), seconds=st.floats(0, 1))
     def update(self, token_id, seconds):
         self.now += seconds
         batch, self.batch = self.batch, None
+        self.memory.run(batch, self.histories)
         self.take(self.core.update(batch, answer(batch, token_id), self.now))
+        for chunk in batch.chunks:
+            tokens = [item[0] for item in self.histories[chunk.request_id]]
+            self.prompts.append(tuple(tokens))
 
-    @precondition(lambda self: self.number > 15)
+    @precondition(lambda self: self.number > 25)
     @rule()
     def drain(self):
         self.core.handle(Drain(), self.now)
 
     @invariant()
     def rules_hold(self):
-        invariants.check(self.core)
-        assert self.open.keys() == self.core.requests.keys()
+        if self.core is not None:
+            invariants.check(self.core)
+            assert self.open.keys() == self.core.requests.keys()
 
     def teardown(self):
-        """Whatever is open ends, and nothing is left behind."""
+        """Whatever is open ends, and nothing is left behind but the cache."""
+        if self.core is None:
+            return
         if self.batch is not None:
             self.update(3, 0.0)
         for _ in range(2000):
@@ -103,9 +168,35 @@ class Traffic(RuleBasedStateMachine):
                 break
             self.schedule(None, False)
             self.update(3, 0.0)
+            invariants.check(self.core)
         assert not self.open
-        assert self.core.statistics().num_free_blocks == (30, 30)
+        used = sum(self.core.cache.num_used.values())
+        assert used == self.core.cache.index.num_blocks
 
 
-Traffic.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
-TestTraffic = Traffic.TestCase
+class CollidingTraffic(Traffic):
+    """The same with a hash that is no hash."""
+
+    keys = CollidingKeys(b"secret of the tests", b"root")
+
+
+class CrowdedTraffic(Traffic):
+    """The same with one small place."""
+
+    sizes = {"num_places": 3, "max_context": 16, "block_size": 4}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("traffic", [Traffic, CollidingTraffic, CrowdedTraffic])
+def test_random_traffic(traffic):
+    """See the classes."""
+    run_state_machine_as_test(
+        traffic,
+        settings=settings(
+            max_examples=100,
+            stateful_step_count=50,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+            phases=[Phase.explicit, Phase.generate],
+        ),
+    )

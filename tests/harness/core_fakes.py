@@ -5,8 +5,12 @@ from attrs import define, field
 from kvtrio.core.batch import Batch, Sampled, StepResult
 from kvtrio.core.config import CoreConfig, Group
 from kvtrio.core.events import Piece, Submit
+from kvtrio.core.identity import KeyMaker
+from kvtrio.core.machine import Core
+from kvtrio.core.policy import Policy
 from kvtrio.core.sampling import SamplingParams
 from kvtrio.core.types import RequestId, StateClass
+from kvtrio.schedulers.fcfs import FCFS
 
 
 @define
@@ -28,20 +32,26 @@ def config(**changes: object) -> CoreConfig:
     sizes: dict[str, object] = {
         "groups": (Group(StateClass.TOKEN, None, 8), Group(StateClass.WINDOW, 16, 8)),
         "block_size": 4,
-        "num_blocks": 30,
         "num_places": 3,
         "max_context": 40,
         "max_waiting": 5,
         "max_batch_tokens": 16,
+        "num_host_blocks": 12,
     }
     return CoreConfig(**{**sizes, **changes})  # type: ignore[arg-type]
 
 
+def make_core(policy: Policy | None = None, **changes: object) -> Core:
+    """A core on ``config``."""
+    keys = KeyMaker(b"secret of the tests", b"root of the tests")
+    return Core(config(**changes), policy or FCFS(), keys)
+
+
 def submit(number: int, num_tokens: int = 6, **changes: object) -> Submit:
-    """A request for three tokens after ``num_tokens`` of prompt."""
+    """A request for three tokens after ``num_tokens`` of a prompt of its own."""
     fields: dict[str, object] = {
         "request_id": RequestId(number),
-        "token_ids": tuple(range(100, 100 + num_tokens)),
+        "token_ids": tuple(range(100 * number, 100 * number + num_tokens)),
         "max_new_tokens": 3,
         "sampling": SamplingParams(),
         "matcher": NumberMatcher(),

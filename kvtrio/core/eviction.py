@@ -1,0 +1,110 @@
+"""Which cached block goes first.
+
+Value is what it costs to compute the block again, on a clock that rises with every loss
+(GreedyDual: N. Young, 1994; Cao and Irani, 1997): a block that is not used again falls behind by
+standing still. Cost counts position, since a late token attends to everything before it. Blocks
+go leaf first; that is the caller's doing, who names only blocks that may go.
+
+Short strangers (probes, titles: leaves that end early) compete among themselves once they fill
+their share, so however many come, a conversation keeps its state.
+"""
+
+from heapq import heapify, heappop, heappush
+
+from attrs import define, field
+
+from kvtrio.core.blocks import Block
+
+SHORT_TOKENS = 256
+"""A leaf that ends before this position belongs to a short stranger."""
+SHORT_SHARE = 8
+"""Short strangers may fill one part in this many before they displace each other."""
+FAR_TOKENS = 4096
+"""Where a token costs twice what the first one does."""
+
+Entry = tuple[float, int, int, Block]
+"""(order, entry's number, block's stamp, block): alive while the block still has that stamp."""
+
+
+def worth(block: Block, block_size: int) -> float:
+    """Cost to compute the block again, in whole blocks at the start of a prompt."""
+    return len(block.tags) / block_size * (1 + block.start / FAR_TOKENS)
+
+
+@define(eq=False)
+class Candidates:
+    """The blocks of one tier that may go. ``limit``: blocks in the tier."""
+
+    limit: int
+    block_size: int
+    level: float = field(init=False, default=0.0)
+    """Value of the last victim."""
+    num_short: int = field(init=False, default=0)
+    num_pinned: int = field(init=False, default=0)
+    _num_entries: int = field(init=False, default=0)
+    _long: list[Entry] = field(init=False, factory=list)
+    _short: list[Entry] = field(init=False, factory=list)
+    _pinned: list[Entry] = field(init=False, factory=list)
+
+    def use(self, block: Block, now: float) -> None:
+        """The block was used: it rises to the clock's level plus its worth."""
+        block.last_used_s = now
+        block.value = self.level + worth(block, self.block_size)
+
+    def add(self, block: Block, now: float) -> None:
+        assert not block.is_candidate
+        block.stamp += 1
+        block.is_candidate = True
+        self._num_entries += 1
+        if block.pinned_until_s > now and 2 * self.num_pinned < self.limit:
+            self.num_pinned += 1
+            _push(self._pinned, (block.pinned_until_s, self._num_entries, block.stamp, block))
+            return
+        block.pinned_until_s = 0.0
+        block.is_short = block.end < SHORT_TOKENS
+        self.num_short += block.is_short
+        heap = self._short if block.is_short else self._long
+        _push(heap, (block.value, self._num_entries, block.stamp, block))
+
+    def discard(self, block: Block) -> None:
+        """The block may not go any more. Its heap entry dies by its stamp."""
+        assert block.is_candidate
+        self.num_short -= block.is_short
+        self.num_pinned -= block.pinned_until_s > 0.0
+        block.is_candidate = block.is_short = False
+
+    def lowest(self, now: float) -> Block | None:
+        """The block to lose next; None if there is no candidate."""
+        while (first := _top(self._pinned)) and first.pinned_until_s <= now:
+            self.discard(first)
+            first.pinned_until_s = 0.0
+            self.add(first, now)
+        short, long = _top(self._short), _top(self._long)
+        if short and (not long or SHORT_SHARE * self.num_short > self.limit):
+            return short
+        if short and long:
+            return short if short.value <= long.value else long
+        return short or long or _top(self._pinned)
+
+    def rise(self, victim: Block) -> None:
+        """``victim`` is being lost: the clock rises to its value."""
+        self.level = max(self.level, victim.value)
+
+
+def _is_live(entry: Entry) -> bool:
+    _, _, stamp, block = entry
+    return block.is_candidate and block.stamp == stamp
+
+
+def _push(heap: list[Entry], entry: Entry) -> None:
+    heappush(heap, entry)
+    if len(heap) & (len(heap) - 1) == 0:
+        # At each doubling: without losses nobody else would clear dead entries away.
+        heap[:] = filter(_is_live, heap)
+        heapify(heap)
+
+
+def _top(heap: list[Entry]) -> Block | None:
+    while heap and not _is_live(heap[0]):
+        heappop(heap)
+    return heap[0][3] if heap else None

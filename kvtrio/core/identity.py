@@ -1,0 +1,180 @@
+"""What state was computed with, and the one key that says so.
+
+1. Names and ids are never part of a key: an adapter is its content's digest and its exact scale.
+2. Every part that enters a key is typed and length-delimited, so that no two inputs collide by
+   concatenation.
+3. Keys are keyed hashes (BLAKE2b, RFC 7693): without the secret nobody can choose a collision or
+   guess what is cached. The tokens are compared on every hit all the same.
+"""
+
+import struct
+from array import array
+from collections.abc import Iterable, Sequence
+from hashlib import blake2b
+from weakref import WeakValueDictionary
+
+from attrs import define, field, frozen
+
+DIGEST_BYTES = 32
+TAG_SHIFT = 32
+"""A tag is a token id with its context's number above it: equal tags, equal state."""
+
+
+@frozen
+class AdapterUse:
+    """One adapter at one scale. ``adapter_id`` is the backend's handle and no part of identity."""
+
+    adapter_id: int
+    digest: bytes
+    scale: float
+
+
+def effective(uses: Iterable[AdapterUse]) -> tuple[AdapterUse, ...]:
+    """The uses that change anything, in the one order in which their deltas are added."""
+    return tuple(sorted((use for use in uses if use.scale != 0.0), key=_use_key))
+
+
+def _use_key(use: AdapterUse) -> tuple[bytes, bytes]:
+    return use.digest, struct.pack("<d", use.scale)
+
+
+@frozen(eq=False)
+class Context:
+    """Under what tokens were computed: tenant namespace and adapter set. Interned: compare by
+    identity."""
+
+    number: int
+    """Unique for the life of the process; the upper part of a tag."""
+    namespace: bytes
+    adapters: tuple[AdapterUse, ...]
+    digest: bytes
+
+
+@frozen
+class Segment:
+    """From ``start`` on, these adapters; the last segment also covers what is generated."""
+
+    start: int
+    adapters: tuple[AdapterUse, ...] = ()
+
+
+@define(eq=False)
+class ContextTable:
+    """Interns contexts; one lives as long as a request or a block holds it."""
+
+    known: WeakValueDictionary[tuple[bytes, ...], Context] = field(
+        init=False, factory=WeakValueDictionary
+    )
+    next_number: int = field(init=False, default=0)
+
+    def intern(self, namespace: bytes, uses: Iterable[AdapterUse]) -> Context:
+        adapters = effective(uses)
+        parts = tuple(part for use in adapters for part in _use_key(use))
+        key = (namespace, *parts)
+        context = self.known.get(key)
+        if context is None or context.adapters != adapters:
+            # An equal set under other backend handles (a reload of the same bytes) is equal state:
+            # it keeps the number, so that its state is found, with the handles of today.
+            number = self.next_number if context is None else context.number
+            self.next_number += context is None
+            context = Context(number, namespace, adapters, _digest(b"context", key))
+            self.known[key] = context
+        return context
+
+    def others(self, context: Context) -> list[Context]:
+        """Live contexts of the same namespace with another adapter set."""
+        return [
+            other
+            for other in self.known.values()
+            if other.namespace == context.namespace and other.number != context.number
+        ]
+
+
+def _digest(kind: bytes, parts: Iterable[bytes], secret: bytes = b"") -> bytes:
+    hasher = blake2b(key=secret, digest_size=DIGEST_BYTES, person=kind.ljust(16, b"\0")[:16])
+    for part in parts:
+        hasher.update(len(part).to_bytes(8, "little") + part)
+    return hasher.digest()
+
+
+def root_identity(parts: Iterable[tuple[str, bytes]]) -> bytes:
+    """Digest of named parts: key format, weights, resolved architecture, KV format, numerics."""
+    return _digest(b"root", (item for name, value in parts for item in (name.encode(), value)))
+
+
+@frozen
+class KeyMaker:
+    """The one key function of all tiers and derived caches."""
+
+    secret: bytes
+    """16 to 64 bytes; kept with the disk tier, or as long as the process."""
+    root: bytes
+
+    def root_key(self) -> bytes:
+        return _digest(b"root key", (self.root,), self.secret)
+
+    def block_key(
+        self, parent: bytes, start: int, token_ids: Sequence[int], runs: Sequence[bytes]
+    ) -> bytes:
+        """Key of the block at ``start`` after ``parent``.
+
+        ``runs`` describes the context of its tokens: alternating 4-byte offsets and digests.
+        """
+        tokens = array("I", token_ids).tobytes()
+        parts = (parent, start.to_bytes(8, "little"), tokens, *runs)
+        return _digest(b"block", parts, self.secret)
+
+
+@define(eq=False)
+class TokenTrail:
+    """One request's tokens with their contexts, and the chain of keys of its full blocks."""
+
+    keys: KeyMaker
+    block_size: int
+    contexts: tuple[tuple[int, Context], ...]
+    """(first position, context), ascending, the first at 0."""
+    tags: list[int] = field(init=False, factory=list)
+    chain: list[bytes] = field(init=False, factory=list)
+
+    def extend(self, token_ids: Iterable[int]) -> None:
+        for token_id in token_ids:
+            number = self.context_at(len(self.tags)).number
+            self.tags.append(token_id | number << TAG_SHIFT)
+
+    def extend_prompt(self, token_ids: Sequence[int]) -> None:
+        """As ``extend`` for a whole prompt, one slice per context."""
+        ends = [start for start, _ in self.contexts[1:]] + [len(token_ids)]
+        for (start, context), end in zip(self.contexts, ends, strict=True):
+            base = context.number << TAG_SHIFT
+            self.tags += [token_id | base for token_id in token_ids[start:end]]
+
+    def context_at(self, position: int) -> Context:
+        for start, context in reversed(self.contexts):
+            if start <= position:
+                return context
+        raise AssertionError("the first context starts at 0")
+
+    def next_border(self, position: int) -> int | None:
+        """First position after ``position`` with another context."""
+        return next((start for start, _ in self.contexts if start > position), None)
+
+    def key(self, index: int) -> bytes:
+        """Key of full block ``index``; its tokens must be there."""
+        while len(self.chain) <= index:
+            self.chain.append(self.key_of(len(self.chain), self.block_size))
+        return self.chain[index]
+
+    def key_of(self, index: int, num_tokens: int) -> bytes:
+        """Key of the first ``num_tokens`` of block ``index``."""
+        start = index * self.block_size
+        parent = self.key(index - 1) if index else self.keys.root_key()
+        tokens = [tag & 0xFFFFFFFF for tag in self.tags[start : start + num_tokens]]
+        return self.keys.block_key(parent, start, tokens, self._runs(start, start + num_tokens))
+
+    def _runs(self, start: int, end: int) -> list[bytes]:
+        runs: list[bytes] = []
+        position: int | None = start
+        while position is not None and position < end:
+            runs += [struct.pack("<I", position - start), self.context_at(position).digest]
+            position = self.next_border(position)
+        return runs

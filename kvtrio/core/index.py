@@ -1,0 +1,115 @@
+"""The prefix index: a tree of published blocks, found by key, compared by tokens.
+
+1. Every block in it, but the root, has its parent in it.
+2. A block with fewer tokens than ``block_size`` has no children.
+3. No block's tokens are a prefix of a sibling's: the longer one serves for both.
+"""
+
+from bisect import bisect_left
+from collections.abc import Sequence
+
+from attrs import define, field, frozen
+
+from kvtrio.core.blocks import Block
+from kvtrio.core.identity import TokenTrail
+
+
+@frozen
+class Match:
+    """The longest known prefix of some tokens."""
+
+    blocks: tuple[Block, ...]
+    """Whole blocks, in order."""
+    partial: Block | None
+    """A block that goes on with the same ``num_partial`` tokens, then differently or no more."""
+    num_partial: int
+    num_tokens: int
+
+
+def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+    """Number of equal leading items."""
+    for i, (x, y) in enumerate(zip(a, b)):  # noqa: B905 (lengths may differ)
+        if x != y:
+            return i
+    return min(len(a), len(b))
+
+
+def _tags(block: Block) -> tuple[int, ...]:
+    return block.tags
+
+
+@define(eq=False)
+class PrefixIndex:
+    """match / insert / remove; see the module's rules."""
+
+    block_size: int
+    root: Block = field(init=False, factory=lambda: Block(ids=(), num_refs=0))
+    by_key: dict[bytes, list[Block]] = field(init=False, factory=dict)
+    """Lists, since keys may collide: then the tokens decide, and only speed suffers."""
+    num_blocks: int = field(init=False, default=0)
+
+    def match(self, trail: TokenTrail, limit: int) -> Match:
+        """The longest published prefix of ``trail``'s first ``limit`` tokens; changes nothing."""
+        size, tags, parent = self.block_size, trail.tags, self.root
+        blocks: list[Block] = []
+        start = 0
+        while start + size <= limit:
+            child = self.find(parent, trail.key(len(blocks)), tags[start : start + size])
+            if child is None:
+                break
+            blocks.append(child)
+            parent, start = child, start + size
+        partial, num = self._longest(parent, tags[start : min(start + size, limit)])
+        return Match(tuple(blocks), partial, num, start + num)
+
+    def find(self, parent: Block, key: bytes, tags: Sequence[int]) -> Block | None:
+        """The child of ``parent`` that holds exactly ``tags``."""
+        for block in self.by_key.get(key, ()):
+            if block.parent is parent and block.tags == tuple(tags):
+                return block
+        return None
+
+    def _longest(self, parent: Block, tags: Sequence[int]) -> tuple[Block | None, int]:
+        wanted = tuple(tags)
+        at = bisect_left(parent.children, wanted, key=_tags)
+        best: Block | None = None
+        longest = 0
+        for child in parent.children[max(at - 1, 0) : at + 1]:
+            if (num := common_prefix(child.tags, wanted)) > longest:
+                best, longest = child, num
+        return best, longest
+
+    def insert(self, block: Block, parent: Block) -> Block | None:
+        """Publish ``block`` (key, start, tags set) below ``parent``.
+
+        Returns the sibling that it makes superfluous, to be dropped by the caller (as soon as
+        nobody uses it), if there is one. The block itself must not be superfluous.
+        """
+        assert block.key is not None
+        block.parent = parent
+        at = bisect_left(parent.children, block.tags, key=_tags)
+        parent.children.insert(at, block)
+        self.by_key.setdefault(block.key, []).append(block)
+        self.num_blocks += 1
+        before = parent.children[at - 1] if at else None
+        if before is not None and block.tags[: len(before.tags)] == before.tags:
+            return before
+        return None
+
+    def covers(self, parent: Block, tags: Sequence[int]) -> bool:
+        """Whether a child of ``parent`` begins with all of ``tags``."""
+        return self._longest(parent, tags)[1] == len(tags)
+
+    def remove(self, block: Block) -> None:
+        """Take a childless block out; it can be matched no more."""
+        assert block.key is not None
+        assert block.parent is not None
+        assert not block.children
+        siblings = block.parent.children
+        del siblings[bisect_left(siblings, block.tags, key=_tags)]
+        bucket = self.by_key[block.key]
+        bucket.remove(block)
+        if not bucket:
+            del self.by_key[block.key]
+        self.num_blocks -= 1
+        block.key = block.parent = None

@@ -1,0 +1,53 @@
+"""A memory that knows what was written where, to catch every wrong reuse."""
+
+from attrs import define, field
+
+from kvtrio.core.batch import Batch
+from kvtrio.core.types import Tier
+
+Trace = tuple[object, ...]
+
+
+@define
+class Memory:
+    """Each place of each block holds a digest of all it was computed from: the whole history."""
+
+    block_size: int
+    is_unified: bool
+    places: dict[tuple[Tier, int, int, int], int] = field(factory=dict)
+    """(tier, group, block, place): digest."""
+
+    def run(self, batch: Batch, histories: dict[int, list[object]]) -> None:
+        """Perform the copies and the step of ``batch``.
+
+        ``histories``: per request, what each of its positions is computed from, in order.
+        """
+        for copy in batch.copies:
+            for place in range(copy.num_tokens):
+                source = self._at(copy.source_tier, copy.group, copy.source, place)
+                target = self._at(copy.target_tier, copy.group, copy.target, place)
+                self.places[target] = self.places[source]
+        written: set[tuple[Tier, int, int, int]] = set()
+        for chunk in batch.chunks:
+            digests = _digests(histories[chunk.request_id][: chunk.end])
+            for group, table in enumerate(chunk.block_tables):
+                for position, digest in enumerate(digests):
+                    block, place = divmod(position, self.block_size)
+                    at = self._at(Tier.DEVICE, group, table[block], place)
+                    if position < chunk.start:
+                        assert self.places[at] == digest, "state of another history was reused"
+                    else:
+                        assert at not in written, "two chunks write one place"
+                        written.add(at)
+                        self.places[at] = digest
+
+    def _at(self, tier: Tier, group: int, block: int, place: int) -> tuple[Tier, int, int, int]:
+        return Tier.DEVICE if self.is_unified else tier, group, block, place
+
+
+def _digests(history: list[object]) -> list[int]:
+    digests, digest = [], 0
+    for item in history:
+        digest = hash((digest, item))
+        digests.append(digest)
+    return digests
