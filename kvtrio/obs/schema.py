@@ -15,6 +15,7 @@ from typing import (
     TypeAlias,
     TypeVar,
     Union,
+    cast,
     dataclass_transform,
     get_args,
     get_origin,
