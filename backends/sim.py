@@ -2,9 +2,9 @@
 
 Each token place of each group keeps the token, its position and a digest of the whole history up
 to it. After the writes of a step, every place that a chunk may read must hold exactly what this
-history put there; so a wrong block table, a missing copy, an overwritten block or a skipped position
-is an error at the step that reads it. Tokens are chosen from the digest *read back*, so a wrong
-history that is consistent in itself gives another answer than the right one.
+history put there; so a wrong block table, a missing copy, an overwritten block or a skipped
+position is an error at the step that reads it. Tokens are chosen from the digest *read back*, so a
+wrong history that is consistent in itself gives another answer than the right one.
 
 The digest of position p is that of p - 1 plus mix(token, p), modulo 2^64: a sum, so that numpy can
 do a chunk at once; order counts, since the position is inside.

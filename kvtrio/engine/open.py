@@ -12,12 +12,10 @@ from kvtrio.core.events import Submit
 from kvtrio.core.machine import Core, CoreStatistics
 from kvtrio.core.types import RequestId
 from kvtrio.engine.executor import Executor
-from kvtrio.engine.handle import EngineStopped, Handle, Refused
+from kvtrio.engine.handle import Handle
 from kvtrio.engine.hub import Hub
 from kvtrio.engine.loop import run_steps
 from kvtrio.engine.records import Observer
-
-__all__ = ["Engine", "EngineStopped", "Handle", "Refused", "open_engine"]
 
 
 @define(eq=False)
