@@ -32,6 +32,11 @@ MAX_SIZE = 1 << 22
 MAX_VOCAB = 1 << 24
 MAX_CONTEXT = 1 << 31
 MAX_SHOWN_NAME = 200
+EPSILON = (1e-12, 1e-1)
+ROPE_BASE = (1.0, 1e12)
+ROPE_FACTOR = (1e-3, 1e6)
+ATTENTION_SCALE = (1e-6, 1e3)
+SOFTCAP = (0.0, 1e6)
 
 
 @frozen(kw_only=True)
@@ -111,7 +116,7 @@ def _read_spec(file: GGUFFile) -> ModelSpec:
         vocab_size=_vocab_size(file),
         hidden_size=source.hidden_size,
         context_length=fields.integer("context_length", MAX_CONTEXT),
-        norm_eps=fields.positive("attention.layer_norm_rms_epsilon"),
+        norm_eps=fields.number("attention.layer_norm_rms_epsilon", EPSILON),
         embedding_scale=source.hidden_size**0.5 if scaled else 1.0,
         tied_output="output.weight" not in file.tensors,
         final_softcap=_softcap(fields),
@@ -160,12 +165,14 @@ def _vocab_size(file: GGUFFile) -> int:
 
 
 def _softcap(fields: Fields) -> float | None:
-    value = fields.number("final_logit_softcapping", 0.0)
-    return value if value > 0 else None
+    return fields.number("final_logit_softcapping", SOFTCAP, 0.0) or None
 
 
 def _layers(source: _Source) -> tuple[LayerSpec, ...]:
     fields, count = source.fields, source.num_layers
+    # Looked up first, so that a wild number of layers costs no memory.
+    if f"blk.{count - 1}.attn_norm.weight" not in source.file.tensors:
+        raise ModelFileError(f"tensors of layer {count - 1} are missing")
     heads = fields.per_layer("attention.head_count", count, MAX_HEADS)
     kv_key = "attention.head_count_kv"
     kv_heads = fields.per_layer(kv_key, count, MAX_HEADS) if fields.has(kv_key) else heads
@@ -226,7 +233,7 @@ def _head_dim(source: _Source, key: str, num_heads: int) -> int:
 def _attention_scale(source: _Source, num_heads: int, head_dim: int) -> float:
     if source.family.sliding and source.num_layers == GEMMA3_27B_LAYERS:
         return float((source.hidden_size / num_heads) ** -0.5)
-    return source.fields.positive("attention.scale", float(head_dim**-0.5))
+    return source.fields.number("attention.scale", ATTENTION_SCALE, float(head_dim**-0.5))
 
 
 def _rope(source: _Source, head_dim: int, *, is_sliding: bool) -> RopeSpec:
@@ -234,11 +241,11 @@ def _rope(source: _Source, head_dim: int, *, is_sliding: bool) -> RopeSpec:
     num_rotated = fields.integer("rope.dimension_count", head_dim, default=head_dim)
     if num_rotated % 2:
         raise ModelFileError("an odd number of rotated values is not supported")
-    base = fields.positive("rope.freq_base", 10000.0)
+    base = fields.number("rope.freq_base", ROPE_BASE, 10000.0)
     scale = _rope_scale(fields)
     if is_sliding:
         # The context extension of the larger sizes applies to the full layers only.
-        base, scale = fields.positive("rope.freq_base_swa", 10000.0), 1.0
+        base, scale = fields.number("rope.freq_base_swa", ROPE_BASE, 10000.0), 1.0
     has_factors = source.fields.prefix == "llama." and ROPE_FACTORS in source.file.tensors
     return RopeSpec(
         style=source.family.rope,
@@ -257,11 +264,11 @@ def _rope_scale(fields: Fields) -> float:
         raise ModelFileError(
             f"rope scaling {safe_name(kind)} is not supported; supported are none and linear"
         )
-    # Files from 2023 use the second key.
-    factor = fields.number("rope.scaling.factor", fields.number("rope.scale_linear", 0.0))
-    if factor < 0:
-        raise ModelFileError("a negative rope scaling factor")
-    return 1.0 / factor if factor else 1.0
+    # Files from 2023 use the second key. Zero means that there is no factor.
+    for key in ("rope.scaling.factor", "rope.scale_linear"):
+        if fields.has(key) and fields.number(key, (0.0, ROPE_FACTOR[1])):
+            return 1.0 / fields.number(key, ROPE_FACTOR)
+    return 1.0
 
 
 def _check_factors(file: GGUFFile) -> None:
