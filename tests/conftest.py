@@ -48,7 +48,7 @@ def shared() -> Path:
 def fetched(name: str) -> Path:
     from kvtrio.model.fetch import CATALOGUE, default_cache_dir
 
-    path = default_cache_dir() / "models" / CATALOGUE[name].file_name
+    path = default_cache_dir() / CATALOGUE[name].file_name
     if not path.is_file():
         pytest.skip(f"model not fetched: run `kvtrio fetch {name}`")
     return path
