@@ -2,7 +2,7 @@
 
 Use with pytest-trio's ``autojump_clock`` fixture, or run a scenario with ``run_virtual``.
 
->>> async def test_it(autojump_clock):
+>>> async def test_it(autojump_clock: MockClock) -> None:
 ...     async with sim_stack() as stack:
 ...         with stack.engine.submit(stack.request((1, 2, 3))) as handle:
 ...             async for outputs in handle: ...
@@ -13,8 +13,8 @@ from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 import trio
-import trio.testing
 from attrs import Factory, define, evolve, field, frozen
+from trio.testing import MockClock
 
 from harness.core_fakes import NumberMatcher
 from harness.virtual_http import Answer, Call, VirtualServer
@@ -60,7 +60,7 @@ def run_virtual(main: Callable[[], Awaitable[T]], *, horizon_s: float = HORIZON_
         with trio.fail_after(horizon_s):
             return await main()
 
-    return trio.run(bounded, clock=trio.testing.MockClock(autojump_threshold=0))
+    return trio.run(bounded, clock=MockClock(autojump_threshold=0))
 
 
 @frozen(kw_only=True)
@@ -170,6 +170,8 @@ async def sim_stack(settings: SimSettings | None = None) -> AsyncIterator[SimSta
 
     The body has ``horizon_s`` of virtual time.
     """
+    # pytest-trio sees the fixture only as an argument of the test itself, not by ``usefixtures``.
+    assert isinstance(trio.lowlevel.current_clock(), MockClock), "ask for autojump_clock"
     settings = settings or SimSettings()
     core, backend, records = Core(settings.config, settings.policy), settings.backend(), Records()
     executor = VirtualExecutor(backend, settings.cost)
