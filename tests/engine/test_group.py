@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 import trio
-from harness.virtual import SimSettings, sim_stack
 
+from harness.virtual import SimSettings, sim_stack
 from kvtrio.core.events import Finished, TokenOut
 from kvtrio.engine import Refused
 
