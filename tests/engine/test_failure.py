@@ -65,13 +65,14 @@ async def test_whoever_outlives_the_engine_is_told(autojump_clock: MockClock) ->
         except EngineStopped:
             outcomes.append("stopped")
 
-    async with trio.open_nursery() as nursery:
-        with trio.fail_after(10), pytest.RaisesGroup(Broken):
-            async with open_engine(core, executor, Records()) as engine:
-                stack = SimStack(engine, core, settings.backend(), Records(), settings)
-                late = engine.submit(stack.request((1,), 50))
-                nursery.start_soon(outside, engine.submit(stack.request((2,), 50)))
-                await trio.sleep_forever()
+    with trio.fail_after(10):
+        async with trio.open_nursery() as nursery:
+            with pytest.RaisesGroup(Broken):
+                async with open_engine(core, executor, Records()) as engine:
+                    stack = SimStack(engine, core, settings.backend(), Records(), settings)
+                    late = engine.submit(stack.request((1,), 50))
+                    nursery.start_soon(outside, engine.submit(stack.request((2,), 50)))
+                    await trio.sleep_forever()
     assert outcomes == ["stopped"]
     assert len(await anext(late)) == 2 + 3
     with pytest.raises(EngineStopped):

@@ -263,7 +263,10 @@ async def test_wait_idle_wakes_every_waiter_when_the_last_request_ends(
         handle = stack.engine.submit(stack.request((1,), 4))
         async with trio.open_nursery() as nursery:
             nursery.start_soon(stack.engine.wait_idle)
+            await trio.sleep(0.001)
+            stack.engine.submit(stack.request((1,), 8))
             nursery.start_soon(stack.engine.wait_idle)
+        assert len(stack.records.requests) == 2
         assert stack.is_empty
         assert handle.num_unread > 0
         waiting = stack.engine.submit(stack.request((1,), 4))
