@@ -1,27 +1,18 @@
-"""Model file to ModelSpec: one table entry per architecture, one reader for all.
+"""Model file to ModelSpec: one reader for all architectures, driven by the table of families.
 
 Keys and defaults are llama.cpp's (src/llama-model.cpp, build b11434), which wrote the rules for
 GGUF files by example.
 """
-
-from collections.abc import Mapping
 
 import numpy as np
 from attrs import frozen
 
 from kvtrio.core.types import StateClass
 from kvtrio.model.errors import ModelFileError, safe_name
+from kvtrio.model.families import FAMILIES, Family
 from kvtrio.model.fields import Fields
 from kvtrio.model.gguf_file import GGUFFile
-from kvtrio.model.spec import (
-    Activation,
-    AttentionSpec,
-    FeedForwardSpec,
-    LayerSpec,
-    ModelSpec,
-    RopeSpec,
-    RopeStyle,
-)
+from kvtrio.model.spec import AttentionSpec, FeedForwardSpec, LayerSpec, ModelSpec, RopeSpec
 from kvtrio.model.tensors import check_tensors, needed_tensors
 
 MAX_LAYERS = 1024
@@ -38,36 +29,6 @@ ROPE_FACTOR = (1e-3, 1e6)
 ATTENTION_SCALE = (1e-6, 1e3)
 SOFTCAP = (0.0, 1e6)
 
-
-@frozen(kw_only=True)
-class Family:
-    """What the metadata of an architecture leaves unsaid."""
-
-    rope: RopeStyle
-    activation: Activation = Activation.SILU
-    qk_norm: bool = False
-    needs_bias: bool = False
-    """On q, k and v; where False, a file may still bring them."""
-    post_norms: bool = False
-    scaled_embedding: bool = False
-    """Embeddings are multiplied by sqrt(hidden size)."""
-    sliding: bool = False
-    """Layers may have a window."""
-
-
-FAMILIES: Mapping[str, Family] = {
-    "llama": Family(rope=RopeStyle.NORM),
-    "qwen2": Family(rope=RopeStyle.NEOX, needs_bias=True),
-    "qwen3": Family(rope=RopeStyle.NEOX, qk_norm=True),
-    "gemma3": Family(
-        rope=RopeStyle.NEOX,
-        activation=Activation.GELU_TANH,
-        qk_norm=True,
-        post_norms=True,
-        scaled_embedding=True,
-        sliding=True,
-    ),
-}
 
 GEMMA3_PERIOD = 6
 """Five sliding layers, then a full one."""

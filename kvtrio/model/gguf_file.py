@@ -105,7 +105,9 @@ class GGUFFile:
 def open_gguf(path: Path) -> GGUFFile:
     """Map a model and read its head; given the first part of a split model, all its parts.
 
-    Raises ModelFileError with one line that names the file and what is wrong with it.
+    The files must not shrink while they are open: the system kills a process that reads past
+    the end of a mapped file. Raises ModelFileError with one line that names the file and what is
+    wrong with it.
     """
     parts: list[_Part] = []
     try:
