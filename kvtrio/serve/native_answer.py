@@ -91,9 +91,7 @@ class NativeDialect:
             "id_slot": choice.place,
         }
         if not is_stream and choice.job.sampling.num_logprobs is not None:
-            content["completion_probabilities"] = self._probabilities(
-                choice, tuple(choice.sampled)
-            )
+            content["completion_probabilities"] = self._probabilities(choice, tuple(choice.sampled))
         return content
 
     def _probabilities(self, choice: Choice, sampled: tuple[Sampled, ...]) -> list[Payload]:

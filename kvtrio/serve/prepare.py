@@ -55,9 +55,7 @@ class Preparer:
         num_probs = _num_chat_logprobs(body)
         prompt = chat_prompt(body, self.model, self.settings.clock())
         ids = self.model.tokenizer.encode(prompt, add_special=True, parse_special=True)
-        return evolve(
-            self._job(body, (tuple(ids),), num_probs, seed), prompt_field="messages"
-        )
+        return evolve(self._job(body, (tuple(ids),), num_probs, seed), prompt_field="messages")
 
     def _job(
         self, body: GenerationBody, prompts: tuple[TokenIds, ...], num_probs: int | None, seed: int
