@@ -11,7 +11,7 @@ from kvtrio.core.events import Piece
 from kvtrio.model.tokenizer import clean_text
 
 MAX_STOPS = 256
-MAX_STOP_CHARS = 16_384
+MAX_STOP_CHARS = 8_192
 """All stop strings of a request together."""
 
 

@@ -60,6 +60,7 @@ def _cased(tail: str) -> str:
 
 _TEKKEN = rf"{_cased('')}|\p{{N}}|{_PUNCTUATION}[\r\n/]*|{_SPACES}"
 _GPT4O = rf"{_cased(_CONTRACTION + '?')}|\p{{N}}{{1,3}}|{_PUNCTUATION}[\r\n/]*|{_SPACES}"
+_BLOOM = r" ?[^(\s|.,!?\x{2026}\x{3002}\x{FF0C}\x{3001}\x{964}\x{6D4}\x{60C})]+"
 _FALCON_PUNCTUATION = r"[\p{P}\$\+<=>\^~\|`]+"
 _DEFAULT_PUNCTUATION = r"[\p{P}\$\+<=>\^~\|]+"
 
@@ -131,8 +132,8 @@ _FAMILIES: dict[PreTokenizer, str] = {
     ),
     PreTokenizer(patterns=(_FALCON_PUNCTUATION, _GPT2, r"[0-9][0-9][0-9]")): "falcon",
     PreTokenizer(patterns=(_DEFAULT_PUNCTUATION, _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]")): "default",
-    PreTokenizer(patterns=(r" ?[^(\s|.,!?…。，、।۔،)]+",)): "poro-chat bloom gpt3-finnish",
-    PreTokenizer(patterns=(r" ?[^(\s|.,!?…。，、।۔،)]+", r"\p{N}")): "viking",
+    PreTokenizer(patterns=(_BLOOM,)): "poro-chat bloom gpt3-finnish",
+    PreTokenizer(patterns=(_BLOOM, r"\p{N}")): "viking",
     PreTokenizer(patterns=(), add_bos=True, is_raw=True): "gemma4 granite-embed-multi-311m",
 }
 

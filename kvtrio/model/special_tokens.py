@@ -12,17 +12,17 @@ from attrs import field, frozen
 
 from kvtrio.model.vocabulary import TokenType, Vocabulary, read_id
 
-END_TEXTS = tuple(
+END_TEXTS = (
     "<|eot_id|> <|im_end|> <|end|> <|return|> <|call|> <|flush|> <|calls|> <end_of_turn>"
     " <|endoftext|> </s> <|eom_id|> <EOT> _<EOT> [EOT] [EOS] <|end_of_text|> <end_of_utterance>"
-    " <eos> <turn|> <|tool_response> <｜end▁of▁sentence｜> [e~[".split()
+    " <eos> <turn|> <|tool_response> <\uff5cend▁of▁sentence\uff5c> [e~["
 )
 FILL_TEXTS = {
-    "fim_pre": "<|fim_prefix|> <fim-prefix> <fim_prefix> <｜fim▁begin｜> <PRE> ▁<PRE>"
+    "fim_pre": "<|fim_prefix|> <fim-prefix> <fim_prefix> <\uff5cfim▁begin\uff5c> <PRE> ▁<PRE>"
     " <|code_prefix|> <|prefix|>",
-    "fim_suf": "<|fim_suffix|> <fim-suffix> <fim_suffix> <｜fim▁hole｜> <SUF> ▁<SUF>"
+    "fim_suf": "<|fim_suffix|> <fim-suffix> <fim_suffix> <\uff5cfim▁hole\uff5c> <SUF> ▁<SUF>"
     " <|code_suffix|> <|suffix|>",
-    "fim_mid": "<|fim_middle|> <fim-middle> <fim_middle> <｜fim▁end｜> <MID> ▁<MID>"
+    "fim_mid": "<|fim_middle|> <fim-middle> <fim_middle> <\uff5cfim▁end\uff5c> <MID> ▁<MID>"
     " <|code_middle|> <|middle|>",
     "fim_pad": "<|fim_pad|> <fim-pad> <fim_pad> <PAD> [PAD]",
     "fim_rep": "<|fim_repo|> <|repo_name|> <fim-repo> <REPO> <reponame>",
@@ -48,7 +48,7 @@ def assign_roles(vocabulary: Vocabulary, metadata: Mapping[str, Any]) -> Roles:
     """Apply the rules by text. Raises ModelFileError when a named id is out of range."""
     ids, size = vocabulary.ids, vocabulary.size
     types = list(vocabulary.types)
-    ends = {ids[text] for text in END_TEXTS if text in ids}
+    ends = {ids[text] for text in END_TEXTS.split() if text in ids}
     forced = set(ends)
     for role, texts in FILL_TEXTS.items():
         named = read_id(metadata, f"{role}_token_id", size)
