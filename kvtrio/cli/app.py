@@ -45,4 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # Whoever read our output has gone; Python would complain once more at exit.
         sys.stderr.close()
         return exits.OK
+    except Exception as error:
+        exits.report_bug(error)
+        return exits.BUG
     return code if isinstance(code, int) else exits.OK

@@ -20,7 +20,7 @@ def complain(message: object) -> None:
 
 def report_bug(error: BaseException) -> None:
     """Print where a fault of ours happened, without any value: it could be a user's text."""
-    print("kvtrio: internal error; please report these lines", file=sys.stderr)
+    print("kvtrio: internal error; the lines below hold no user data", file=sys.stderr)
     for line in trace_lines(error):
         print(line, file=sys.stderr)
 

@@ -16,10 +16,11 @@ from kvtrio.config import DEFAULT_CONTEXT, ConfigError, ModelSettings, ServeConf
 from kvtrio.core.config import CoreConfig
 from kvtrio.core.policy import Policy
 from kvtrio.model.architectures import read_spec
+from kvtrio.model.builtin_templates import BUILTIN_TEMPLATES
 from kvtrio.model.fetch import CATALOGUE, default_cache_dir, fetch
 from kvtrio.model.gguf_file import GGUFFile, open_gguf
 from kvtrio.model.spec import ModelSpec
-from kvtrio.model.template import BUILTIN, ChatTemplate, load_template
+from kvtrio.model.template import ChatTemplate, load_template
 from kvtrio.model.tokenizer import Tokenizer, load_tokenizer
 from kvtrio.serve.run import open_sockets
 from kvtrio.serve.served import ServedModel
@@ -166,7 +167,7 @@ def _served(file: GGUFFile, spec: ModelSpec, settings: ModelSettings) -> ServedM
 
 
 def _template(file: GGUFFile, tokenizer: Tokenizer, given: str | None) -> ChatTemplate:
-    is_file = given is not None and given not in BUILTIN
+    is_file = given is not None and given not in BUILTIN_TEMPLATES
     override = read_text(Path(given), "--chat-template") if is_file and given else given
     return load_template(file.metadata, override, tokenizer.bos_text, tokenizer.eos_text)
 
