@@ -3,7 +3,7 @@
 from datetime import datetime
 from typing import Any
 
-from kvtrio.model.template import RenderRequest, TemplateError
+from kvtrio.model.template import RESERVED_NAMES, RenderRequest, TemplateError
 from kvtrio.serve.errors import (
     BAD_MESSAGE,
     BAD_TEMPLATE_INPUT,
@@ -15,27 +15,13 @@ from kvtrio.serve.errors import (
     WRONG_VALUE,
     ApiError,
 )
-from kvtrio.serve.schema import MAX_NAME_CHARS, TemplateBody
+from kvtrio.serve.schema import MAX_NAME_CHARS, ChatBody
 from kvtrio.serve.served import ServedModel
 
 Message = dict[str, Any]
-RESERVED_VARIABLES = frozenset(
-    {
-        "add_generation_prompt",
-        "bos_token",
-        "chat_template",
-        "continue_final_message",
-        "eos_token",
-        "messages",
-        "tokenize",
-        "tokenizer",
-        "tools",
-    }
-)
-"""Names in ``chat_template_kwargs`` that are not the caller's to set."""
 
 
-def chat_prompt(body: TemplateBody, model: ServedModel, now: float) -> str:
+def chat_prompt(body: ChatBody, model: ServedModel, now: float) -> str:
     """Return the rendered conversation; ``now``: Unix time, for templates that print a date.
 
     An assistant message at the end is continued: it is appended to the prompt as it stands.
@@ -119,9 +105,9 @@ def _prefill(messages: list[Message]) -> str | None:
     return content if isinstance(content, str) else "\n\n".join(part["text"] for part in content)
 
 
-def _variables(body: TemplateBody) -> dict[str, Any]:
+def _variables(body: ChatBody) -> dict[str, Any]:
     variables = dict(body.chat_template_kwargs or {})
-    if RESERVED_VARIABLES & variables.keys():
+    if RESERVED_NAMES & variables.keys():
         raise ApiError(WRONG_VALUE, "chat_template_kwargs", expected="sets a reserved name")
     if not isinstance(variables.get("enable_thinking", True), bool):
         raise ApiError(

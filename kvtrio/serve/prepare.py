@@ -1,4 +1,4 @@
-"""From a body's bytes to a ``Job``, per route. Pure, and slow enough to run beside the event loop."""
+"""From a body's bytes to a ``Job``, per route. Pure; slow enough to run beside the event loop."""
 
 from attrs import evolve, frozen
 

@@ -97,19 +97,14 @@ class TextBody(GenerationBody, kw_only=True):
     logprobs: Annotated[int, Meta(ge=0, le=MAX_PROBS)] | None = None
 
 
-class TemplateBody(msgspec.Struct, kw_only=True):
-    """What of a chat decides its prompt."""
+class ChatBody(GenerationBody, kw_only=True):
+    """POST /v1/chat/completions; /apply-template reads the first five fields of it."""
 
     messages: Annotated[list[dict[str, Any]], Meta(max_length=MAX_MESSAGES)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: Annotated[str, Meta(max_length=MAX_NAME_CHARS)] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-
-
-class ChatBody(GenerationBody, TemplateBody, kw_only=True):
-    """POST /v1/chat/completions."""
-
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
 

@@ -7,7 +7,7 @@ from attrs import frozen
 from kvtrio.serve.chat import chat_prompt
 from kvtrio.serve.errors import WRONG_VALUE, ApiError
 from kvtrio.serve.prompts import SHAPES, check_token_id, mixed_token_ids
-from kvtrio.serve.schema import DetokenizeBody, TemplateBody, TokenizeBody, parse
+from kvtrio.serve.schema import ChatBody, DetokenizeBody, TokenizeBody, parse
 from kvtrio.serve.served import ServedModel, TextTokenizer
 from kvtrio.serve.services import ServeSettings
 
@@ -42,7 +42,7 @@ class Texts:
         return {"content": self.model.tokenizer.decode(ids)}
 
     def apply_template(self, raw: bytes) -> dict[str, Any]:
-        body = parse(raw, TemplateBody)
+        body = parse(raw, ChatBody)
         return {"prompt": chat_prompt(body, self.model, self.settings.clock())}
 
 
