@@ -37,9 +37,20 @@ class ComputeType(Enum):
     OTHER = "other"
 
 
+class TemplateSource(Enum):
+    """Where the chat template comes from."""
+
+    MODEL = "model"
+    OVERRIDE = "override"
+    DEFAULT = "default"
+    """The model has none."""
+
+
 @event("server.start", Level.INFO)
 class ServerStart:
-    """The server is about to listen; sizes are those that were allocated."""
+    """The server listens; sizes are those that were allocated."""
+
+    port: int
 
     model: Digest
     """Of the model file's name."""
@@ -48,6 +59,7 @@ class ServerStart:
     version_patch: int
     device: DeviceKind
     compute_type: ComputeType
+    template: TemplateSource
     num_threads: int | None
     num_places: int
     max_context: int
@@ -63,14 +75,6 @@ class ServerStart:
     load_s: float
 
 
-@event("server.drain", Level.INFO)
-class ServerDrain:
-    """The server admits nothing more."""
-
-    num_running: int
-    num_waiting: int
-
-
 @event("server.stop", Level.INFO)
 class ServerStop:
     """The last line of a clean run."""
@@ -78,6 +82,8 @@ class ServerStop:
     uptime_s: float
     num_requests: int
     num_steps: int
+    num_lost_lines: int
+    """Log lines that could not be written."""
 
 
 @event("server.crash", Level.ERROR)
@@ -147,7 +153,6 @@ class LibraryNote:
 
 CATALOGUE = (
     ServerStart,
-    ServerDrain,
     ServerStop,
     ServerCrash,
     RequestDone,
