@@ -21,6 +21,8 @@ from hypercorn.trio.tcp_server import TCPServer
 
 log = logging.getLogger(__name__)
 
+CLASS_NAME = "TCPServer"
+"""Under which ``hypercorn.trio.run`` looks up what to build for a connection."""
 PIECE_BYTES = 65536
 """The limit is for a piece, not a body: a slow but steady reader is not a stalled one."""
 
@@ -50,7 +52,7 @@ class Patience:
             scope.deadline = min(scope.deadline, deadline)
 
 
-class BoundedTCPServer(TCPServer):  # type: ignore[misc]  # hypercorn is untyped for us
+class BoundedTCPServer(TCPServer):
     """One connection. Book-keeping survives a cancel; no write waits for ever."""
 
     patience = Patience(30.0)
@@ -88,11 +90,12 @@ class BoundedTCPServer(TCPServer):  # type: ignore[misc]  # hypercorn is untyped
 @contextmanager
 def bounded_connections(stall_s: float) -> Iterator[Patience]:
     """Make hypercorn build ``BoundedTCPServer`` for the connections it accepts inside the block."""
-    original = hypercorn.trio.run.TCPServer
+    original = getattr(hypercorn.trio.run, CLASS_NAME)
     assert issubclass(BoundedTCPServer, original), "hypercorn builds its connections elsewhere"
     patience = Patience(stall_s)
-    hypercorn.trio.run.TCPServer = type("Bounded", (BoundedTCPServer,), {"patience": patience})
+    bounded = type("Bounded", (BoundedTCPServer,), {"patience": patience})
+    setattr(hypercorn.trio.run, CLASS_NAME, bounded)
     try:
         yield patience
     finally:
-        hypercorn.trio.run.TCPServer = original
+        setattr(hypercorn.trio.run, CLASS_NAME, original)

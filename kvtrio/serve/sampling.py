@@ -1,6 +1,7 @@
 """From a request's fields to ``SamplingParams``, with llama-server's defaults and meanings."""
 
 from math import inf
+from typing import Any
 
 from attrs import evolve
 
@@ -20,7 +21,7 @@ def sampling_params(
     body: GenerationBody, defaults: SamplingParams, tokenizer: TextTokenizer, seed: int
 ) -> SamplingParams:
     """Return the request's settings; ``seed`` is for one that brings none. Raises ``ApiError``."""
-    chosen = {
+    chosen: dict[str, Any] = {
         "temperature": _temperature(body.temperature),
         "top_k": None if body.top_k is None else max(body.top_k, 0),
         "top_p": body.top_p,
@@ -35,13 +36,17 @@ def sampling_params(
     return evolve(
         defaults,
         logit_bias=_logit_bias(body, tokenizer),
-        seed=body.seed if is_seeded(body) else seed,
+        seed=chosen_seed(body, seed),
         **{name: value for name, value in chosen.items() if value is not None},
     )
 
 
 def is_seeded(body: GenerationBody) -> bool:
     return body.seed is not None and body.seed not in RANDOM_SEEDS
+
+
+def chosen_seed(body: GenerationBody, random_seed: int) -> int:
+    return random_seed if body.seed is None or not is_seeded(body) else body.seed
 
 
 def stop_strings(body: GenerationBody) -> tuple[str, ...]:
