@@ -39,3 +39,24 @@ class Backend(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+@frozen(kw_only=True)
+class BackendSettings:
+    """How a backend loads a model."""
+
+    dtype: str = "bf16"
+    """Type of matrices and KV cache: "f32" or "bf16"."""
+    device: str = "cpu"
+    """Device in torch's words: "cpu", "cuda", "cuda:1", ..."""
+    num_threads: int | None = None
+    """None: the library's own choice."""
+    block_size: int = 16
+    num_blocks: int
+    """Per group of layers."""
+    max_context: int
+    """Longest request, in tokens."""
+
+
+class BackendError(ValueError):
+    """What the user asked for cannot be had here: one clear line for the command line to print."""

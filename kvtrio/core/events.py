@@ -89,10 +89,12 @@ class Rejected:
 
 @frozen
 class Started:
-    """The request left the queue."""
+    """The request left the queue; sent when its first step is done."""
 
     request_id: RequestId
     place: int
+    started_s: float
+    """When that step was decided, on the core's clock."""
 
 
 @frozen

@@ -361,8 +361,9 @@ def _announcements(request: Request) -> list[Output]:
     outputs: list[Output] = []
     if not request.is_announced:
         assert request.place is not None
+        assert request.started_s is not None
         request.is_announced = True
-        outputs.append(Started(request.request_id, request.place))
+        outputs.append(Started(request.request_id, request.place, request.started_s))
     if request.num_computed_tokens <= request.num_prompt_tokens:
         outputs.append(
             Progress(

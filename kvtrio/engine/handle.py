@@ -50,6 +50,8 @@ class Handle:
     _is_finished: bool = field(init=False, default=False)
     _is_closed: bool = field(init=False, default=False)
     _is_stopped: bool = field(init=False, default=False)
+    on_news: Callable[[], None] | None = field(init=False, default=None)
+    """Called when there is something to tell, for one who reads several handles."""
 
     # --- the reader's side ---
 
@@ -59,14 +61,19 @@ class Handle:
     async def __anext__(self) -> tuple[Output, ...]:
         """Wait for outputs; raises ``EngineStopped`` if none can come any more."""
         await self._news.wait()
+        if outputs := self.take_nowait():
+            return outputs
+        raise StopAsyncIteration
+
+    def take_nowait(self) -> tuple[Output, ...]:
+        """What is unread; raises ``EngineStopped`` if the rest can never come."""
         if outputs := tuple(self._ready):
             self._ready.clear()
             if not self._has_ended:
                 self._news = trio.Event()
-            return outputs
-        if self._is_stopped and not (self._is_finished or self._is_closed):
+        elif self._is_stopped and not (self._is_finished or self._is_closed):
             raise EngineStopped
-        raise StopAsyncIteration
+        return outputs
 
     def close(self) -> None:
         """Forget what is unread, and abort the request if it still runs. Idempotent."""
@@ -74,7 +81,7 @@ class Handle:
             return
         self._is_closed = True
         self._ready.clear()
-        self._news.set()
+        self._tell()
         if not (self._is_finished or self._is_stopped):
             self._abort(self.request_id)
 
@@ -96,6 +103,11 @@ class Handle:
         return len(self._ready)
 
     @property
+    def is_over(self) -> bool:
+        """Nothing is unread and nothing will come."""
+        return not self._ready and (self._is_finished or self._is_closed)
+
+    @property
     def _has_ended(self) -> bool:
         return self._is_finished or self._is_closed or self._is_stopped
 
@@ -109,9 +121,14 @@ class Handle:
             self._ready.pop()
         self._ready.append(output)
         assert len(self._ready) <= self.max_new_tokens + NUM_OTHER_OUTPUTS
-        self._news.set()
+        self._tell()
 
     def stop(self) -> None:
         """The engine has ended; the reader gets what is left, then ``EngineStopped``."""
         self._is_stopped = True
+        self._tell()
+
+    def _tell(self) -> None:
         self._news.set()
+        if self.on_news is not None:
+            self.on_news()

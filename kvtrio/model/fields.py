@@ -1,6 +1,5 @@
 """Typed, bounded access to the metadata of a model file: no number gets further unchecked."""
 
-import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -25,21 +24,15 @@ class Fields:
         value = self._get(key, default)
         return self._whole(key, value, least, most)
 
-    def number(self, key: str, default: float | None = None) -> float:
-        """A finite number."""
+    def number(self, key: str, limits: tuple[float, float], default: float | None = None) -> float:
+        """A finite number in ``limits``, both ends included."""
         value = self._get(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self._wrong(key, "not a number")
-        if not math.isfinite(value):
-            raise self._wrong(key, "not finite")
+        # Written so that NaN fails too.
+        if not limits[0] <= value <= limits[1]:
+            raise self._wrong(key, f"outside {limits[0]:g} to {limits[1]:g}")
         return float(value)
-
-    def positive(self, key: str, default: float | None = None) -> float:
-        """A finite number above zero."""
-        value = self.number(key, default)
-        if value <= 0:
-            raise self._wrong(key, "not above zero")
-        return value
 
     def text(self, key: str, default: str | None = None) -> str:
         value = self._get(key, default)

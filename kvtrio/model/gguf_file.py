@@ -3,6 +3,8 @@
 import re
 import stat
 from collections.abc import Mapping
+from contextlib import suppress
+from math import prod
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from types import TracebackType
@@ -13,7 +15,8 @@ import numpy as np
 from attrs import define, frozen
 
 from kvtrio.model.errors import ModelFileError, safe_name
-from kvtrio.model.gguf_reader import Head, MetaValue, read_head
+from kvtrio.model.gguf_index import Head, TensorInfo, read_head
+from kvtrio.model.gguf_reader import MetaValue
 
 __all__ = ["DEQUANTISABLE", "GGUFFile", "MetaValue", "TensorInfo", "open_gguf"]
 
@@ -27,19 +30,12 @@ DEQUANTISABLE = frozenset(gguf.GGMLQuantizationType[name] for name in _FORMULAS.
 _PART_NAME = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
 
 
-@frozen(kw_only=True)
-class TensorInfo:
-    """One tensor of the index."""
+@frozen
+class _Part:
+    """One mapped file."""
 
-    name: str
-    shape: tuple[int, ...]
-    """Torch order: a matrix is [out, in]."""
-    ggml_type: gguf.GGMLQuantizationType
-    num_bytes: int
-    part: int
-    """Which file of a split model, from 0."""
-    offset: int
-    """In that file, in bytes."""
+    data: mmap
+    head: Head
 
 
 @define(eq=False)
@@ -52,7 +48,17 @@ class GGUFFile:
     tensors: Mapping[str, TensorInfo]
     total_bytes: int
     """Size of all parts on disk."""
-    _parts: list[mmap]
+    _parts: list[_Part]
+
+    @property
+    def num_parameters(self) -> int:
+        """Values in all tensors."""
+        return sum(prod(tensor.shape) for tensor in self.tensors.values())
+
+    @property
+    def tensor_bytes(self) -> int:
+        """Size of all tensors as they are stored."""
+        return sum(tensor.num_bytes for tensor in self.tensors.values())
 
     def raw(self, name: str) -> np.ndarray:
         """The stored bytes of a tensor: read-only uint8 [num_bytes] over the map, no copy.
@@ -60,7 +66,9 @@ class GGUFFile:
         The view keeps the map alive after ``close``. Raises KeyError for a name not in ``tensors``.
         """
         tensor = self.tensors[name]
-        return np.frombuffer(self._parts[tensor.part], np.uint8, tensor.num_bytes, tensor.offset)
+        part = self._parts[tensor.part]
+        start = part.head.base + tensor.offset
+        return np.frombuffer(part.data, np.uint8, tensor.num_bytes, start)
 
     def dequantise(self, name: str) -> np.ndarray:
         """A tensor as float32 of its shape, in memory of its own.
@@ -80,12 +88,7 @@ class GGUFFile:
 
     def close(self) -> None:
         """Unmap the files, except parts that a ``raw`` view still uses: those go with the view."""
-        for part in self._parts:
-            try:
-                part.close()
-            except BufferError:
-                continue
-        self._parts.clear()
+        _unmap(self._parts)
 
     def __enter__(self) -> Self:
         return self
@@ -102,30 +105,39 @@ class GGUFFile:
 def open_gguf(path: Path) -> GGUFFile:
     """Map a model and read its head; given the first part of a split model, all its parts.
 
-    Raises ModelFileError with one line that names the file and what is wrong with it.
+    The files must not shrink while they are open: the system kills a process that reads past
+    the end of a mapped file. Raises ModelFileError with one line that names the file and what is
+    wrong with it.
     """
-    maps: list[mmap] = []
+    parts: list[_Part] = []
     try:
-        heads = [_open_part(path, maps)]
-        for other in _other_parts(path, heads[0]):
-            heads.append(_open_part(other, maps))
-            _check_part(other, heads)
-        tensors = _merge(path, heads)
+        parts.append(_open_part(path, 0))
+        for other in _other_parts(path, parts[0].head):
+            parts.append(_open_part(other, len(parts)))
+            _check_part(other, parts)
+        tensors = _merge(path, parts)
     except BaseException:
-        for part in maps:
-            part.close()
+        _unmap(parts)
         raise
-    total = sum(len(part) for part in maps)
-    return GGUFFile(path, heads[0].metadata, tensors, total, maps)
+    total = sum(len(part.data) for part in parts)
+    return GGUFFile(path, parts[0].head.metadata, tensors, total, parts)
 
 
-def _open_part(path: Path, maps: list[mmap]) -> Head:
-    """Map one file, add the map to ``maps`` and read its head."""
-    maps.append(_map(path))
+def _open_part(path: Path, number: int) -> _Part:
+    data = _map(path)
     try:
-        return read_head(maps[-1])
+        return _Part(data, read_head(data, number))
     except ModelFileError as error:
+        data.close()
         raise _wrong(path, str(error)) from None
+
+
+def _unmap(parts: list[_Part]) -> None:
+    for part in parts:
+        # A map with views cannot be closed; the last view takes it along.
+        with suppress(BufferError):
+            part.data.close()
+    parts.clear()
 
 
 def _map(path: Path) -> mmap:
@@ -172,12 +184,12 @@ def _other_parts(path: Path, first: Head) -> list[Path]:
     return others
 
 
-def _check_part(path: Path, heads: list[Head]) -> None:
-    """The last of ``heads`` was read from ``path`` and must follow the ones before."""
-    count = _split_number(path, heads[0], "split.count", 1)
-    if _split_number(path, heads[-1], "split.count", 1) != count:
+def _check_part(path: Path, parts: list[_Part]) -> None:
+    """The last of ``parts`` was read from ``path`` and must follow the ones before."""
+    count = _split_number(path, parts[0].head, "split.count", 1)
+    if _split_number(path, parts[-1].head, "split.count", 1) != count:
         raise _wrong(path, "says another number of parts than the first part")
-    if _split_number(path, heads[-1], "split.no", 0) != len(heads) - 1:
+    if _split_number(path, parts[-1].head, "split.no", 0) != len(parts) - 1:
         raise _wrong(path, "says that it is another part than its name says")
 
 
@@ -188,21 +200,14 @@ def _split_number(path: Path, head: Head, key: str, default: int) -> int:
     return value
 
 
-def _merge(path: Path, heads: list[Head]) -> dict[str, TensorInfo]:
+def _merge(path: Path, parts: list[_Part]) -> dict[str, TensorInfo]:
     tensors: dict[str, TensorInfo] = {}
-    for part, head in enumerate(heads):
-        for raw in head.tensors:
-            if raw.name in tensors:
-                raise _wrong(path, f"damaged: tensor {safe_name(raw.name)} is in two parts")
-            tensors[raw.name] = TensorInfo(
-                name=raw.name,
-                shape=raw.shape,
-                ggml_type=raw.ggml_type,
-                num_bytes=raw.num_bytes,
-                part=part,
-                offset=raw.offset,
-            )
-    stated = heads[0].metadata.get("split.tensors.count", len(tensors))
-    if len(heads) > 1 and stated != len(tensors):
+    for part in parts:
+        for tensor in part.head.tensors:
+            if tensor.name in tensors:
+                raise _wrong(path, f"damaged: tensor {safe_name(tensor.name)} is in two parts")
+            tensors[tensor.name] = tensor
+    stated = parts[0].head.metadata.get("split.tensors.count")
+    if len(parts) > 1 and stated is not None and stated != len(tensors):
         raise _wrong(path, "damaged: the parts do not hold the stated number of tensors")
     return tensors

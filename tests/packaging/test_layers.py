@@ -42,7 +42,7 @@ RULES = {
     "kvtrio.kernels": Rule((), ("torch", "triton", "numpy")),
     "kvtrio.backends": Rule(
         ("kvtrio.core", "kvtrio.model", "kvtrio.kernels"),
-        ("attrs", "gguf", "numpy", "safetensors", "torch"),
+        ("attrs", "gguf", "numpy", "safetensors", "torch", "tqdm"),
     ),
     "kvtrio.engine": Rule(("kvtrio.core",), ("attrs", "outcome", "trio"), frozenset({"asyncio"})),
     "kvtrio.obs": Rule(

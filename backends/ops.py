@@ -1,0 +1,69 @@
+"""The operations that the decoder is written in, over values it cannot look into.
+
+A weight is a name: the tensor's name in the model file without its last part, so
+"blk.0.attn_output" stands for "blk.0.attn_output.weight" (and ".bias"). An adapter's delta belongs
+to the same name, and the implementation adds it inside the operation that reads the weight; which
+rows carry which adapter, like all that differs between rows, is known to the step alone. No
+operation returns anything the decoder could branch on, so one run of the decoder can also record
+a program.
+
+Grain: what one fused kernel does. Implementations say more about types; shapes below use N rows of
+a step, D hidden size, M sampled rows, V vocabulary.
+"""
+
+from typing import Protocol, TypeVar
+
+from kvtrio.model.spec import AttentionSpec, FeedForwardSpec, LayerSpec
+
+Step = TypeVar("Step", contravariant=True)
+"""What one batch looks like to the implementation: positions, slots, block tables, sampled rows."""
+Value = TypeVar("Value")
+"""Activations."""
+Choices = TypeVar("Choices", covariant=True)
+"""Chosen tokens."""
+
+
+class Ops(Protocol[Step, Value, Choices]):
+    """One implementation per backend."""
+
+    def embed(self, step: Step, weight: str, scale: float) -> Value:
+        """Rows of the table for the step's tokens, times ``scale``: [N, D]."""
+        ...
+
+    def norm(self, x: Value, weight: str, eps: float) -> Value:
+        """RMSNorm over the last axis."""
+        ...
+
+    def linear(self, step: Step, x: Value, weight: str, bias: bool) -> Value:
+        """x W^T (+ bias): [N, I] -> [N, O]."""
+        ...
+
+    def qkv(self, step: Step, x: Value, layer: LayerSpec, eps: float) -> Value:
+        """Project to q, k, v; norm q and k per head if the layer says so; rotate q and k; write k
+        and v into the cache at the step's slots. Returns q: [N, heads, head_dim]."""
+        ...
+
+    def attention(self, step: Step, q: Value, index: int, spec: AttentionSpec) -> Value:
+        """Attention of each row over its request's blocks in layer ``index``, rows of this step
+        included: [N, heads, head_dim] -> [N, heads * value_dim]."""
+        ...
+
+    def gated_ffn(self, step: Step, x: Value, prefix: str, spec: FeedForwardSpec) -> Value:
+        """down(act(gate x) * up x) with the weights under ``prefix``: [N, D] -> [N, D]."""
+        ...
+
+    def add(self, x: Value, y: Value) -> Value:
+        """The residual: x + y, kept at the width of x."""
+        ...
+
+    def sampled_rows(self, step: Step, x: Value) -> Value:
+        """Only the rows after which a token is sampled: [N, D] -> [M, D]."""
+        ...
+
+    def logits(self, step: Step, x: Value, weight: str, softcap: float | None) -> Value:
+        """x W^T, soft-capped if asked: [M, D] -> [M, V]."""
+        ...
+
+    def sample(self, step: Step, logits: Value) -> Choices:
+        """One token per sampled row, as its request's parameters say."""
+        ...

@@ -1,0 +1,265 @@
+"""A backend without a model: it remembers what was written where, and answers by hash.
+
+Each token place of each group keeps the token, its position and a digest of the whole history up
+to it. After the writes of a step, every place that a chunk may read must hold exactly what this
+history put there; so a wrong block table, a missing copy, an overwritten block or a skipped
+position is an error at the step that reads it. Tokens are chosen from the digest *read back*, so a
+wrong history that is consistent in itself gives another answer than the right one.
+
+The digest of position p is that of p - 1 plus mix(token, p), modulo 2^64: a sum, so that numpy can
+do a chunk at once; order counts, since the position is inside.
+"""
+
+from collections.abc import Callable
+from typing import Self
+
+import numpy as np
+from attrs import define, field, frozen
+from numpy.typing import NDArray
+
+from kvtrio.backends.base import BackendInfo, BackendSettings
+from kvtrio.backends.groups import layer_groups
+from kvtrio.core.batch import Batch, Chunk, Copy, Sampled, SampleRow, StepResult
+from kvtrio.core.config import Group
+from kvtrio.core.sampling import MASK
+from kvtrio.core.types import BlockId, RequestId
+from kvtrio.model.gguf_file import GGUFFile
+from kvtrio.model.spec import ModelSpec
+
+Digests = NDArray[np.uint64]
+Numbers = NDArray[np.int64]
+
+BYTES_PER_PLACE = 24
+MAX_TRACKS = 1024
+"""Requests whose progress is remembered; far more than run at once. Forgetting one only skips the
+check that its chunks join up."""
+
+
+class SimMismatch(RuntimeError):
+    """A chunk would read what its history did not write: a bug in core or policy."""
+
+
+@frozen
+class Moment:
+    """What a token is chosen from."""
+
+    request_id: RequestId
+    index: int
+    """Tokens chosen for this request before."""
+    num_tokens: int
+    digest: int
+    """Of all ``num_tokens`` tokens so far, as read back from the blocks."""
+    row: SampleRow
+
+
+TokenFunction = Callable[[Moment], int]
+
+
+@frozen
+class HashTokens:
+    """Deterministic tokens below ``vocab_size``, by history and, unless greedy, by seed."""
+
+    vocab_size: int
+    avoid: frozenset[int] = frozenset()
+    """Never chosen; nor is what the request bans by a bias of minus infinity."""
+
+    def __call__(self, moment: Moment) -> int:
+        params = moment.row.params
+        banned = {token for token, bias in params.logit_bias if bias == -np.inf} | self.avoid
+        number = _scrambled(moment.digest ^ (params.seed & MASK if params.temperature > 0 else 0))
+        tried = 0
+        while number % self.vocab_size in banned and tried < self.vocab_size:
+            number, tried = number + 1, tried + 1
+        return number % self.vocab_size
+
+
+@frozen(kw_only=True)
+class StepCost:
+    """Seconds that a step takes: affine in tokens and in chunks."""
+
+    base_s: float = 0.005
+    per_token_s: float = 0.0002
+    per_row_s: float = 0.0005
+
+    def __call__(self, batch: Batch) -> float:
+        return (
+            self.base_s + self.per_token_s * batch.num_tokens + self.per_row_s * len(batch.chunks)
+        )
+
+
+class SimBackend:
+    """Implements ``Backend``; see the module. ``step`` raises ``SimMismatch``."""
+
+    def __init__(self, info: BackendInfo, token_function: TokenFunction) -> None:
+        self.info = info
+        self._token_function = token_function
+        self._pools = tuple(_Pool(group, info.num_blocks, info.block_size) for group in info.groups)
+        self._tracks: dict[RequestId, _Track] = {}
+
+    @classmethod
+    def load(cls, file: GGUFFile, spec: ModelSpec, settings: BackendSettings) -> Self:
+        """A stand-in for the model of ``file``: its groups and vocabulary, none of its weights."""
+        groups = tuple(
+            Group(group.state_class, group.window, BYTES_PER_PLACE) for group in layer_groups(spec)
+        )
+        places = len(groups) * settings.num_blocks * settings.block_size
+        info = BackendInfo(
+            name="sim",
+            groups=groups,
+            block_size=settings.block_size,
+            num_blocks=settings.num_blocks,
+            vocab_size=spec.vocab_size,
+            max_context=settings.max_context,
+            pool_bytes=places * BYTES_PER_PLACE,
+            weight_bytes=0,
+        )
+        return cls(info, HashTokens(spec.vocab_size))
+
+    def step(self, batch: Batch) -> StepResult:
+        for copy in batch.copies:
+            self._pools[copy.group].copy(copy)
+        # All writes before all checks: one chunk's write into another's blocks must show.
+        digests = [self._write(chunk) for chunk in batch.chunks]
+        for chunk, digest in zip(batch.chunks, digests, strict=True):
+            self._verify(chunk, digest)
+        return StepResult(tuple(map(self._sample, batch.chunks)))
+
+    def close(self) -> None:
+        self._tracks.clear()
+
+    def _write(self, chunk: Chunk) -> int:
+        before = self._digest_before(chunk)
+        tokens = np.array(chunk.token_ids, np.int64)
+        positions = np.arange(chunk.start, chunk.end)
+        digests = np.cumsum(_mixed(tokens, positions), dtype=np.uint64) + np.uint64(before)
+        for pool, table in zip(self._pools, chunk.block_tables, strict=True):
+            pool.write(pool.places(table, chunk.start, chunk.end), tokens, positions, digests)
+        return int(digests[-1])
+
+    def _digest_before(self, chunk: Chunk) -> int:
+        """The history's digest as the groups hold it, which must be this request's."""
+        if chunk.start == 0:
+            return 0
+        found = {
+            pool.digest_at(table, chunk.start - 1)
+            for pool, table in zip(self._pools, chunk.block_tables, strict=True)
+        }
+        track = self._tracks.get(chunk.request_id)
+        if track is not None and track.num_tokens == chunk.start:
+            found.add(track.digest)
+        if len(found) != 1:
+            raise SimMismatch(f"request {chunk.request_id}: another history before {chunk.start}")
+        return found.pop()
+
+    def _verify(self, chunk: Chunk, digest: int) -> None:
+        for group, (pool, table) in enumerate(zip(self._pools, chunk.block_tables, strict=True)):
+            where = f"request {chunk.request_id}, group {group}"
+            pool.verify(where, table, chunk)
+            if pool.digest_at(table, chunk.end - 1) != digest:
+                raise SimMismatch(f"{where}: overwritten in the same step")
+
+    def _sample(self, chunk: Chunk) -> Sampled | None:
+        digest = self._pools[0].digest_at(chunk.block_tables[0], chunk.end - 1)
+        track = self._track(chunk.request_id)
+        track.num_tokens, track.digest = chunk.end, digest
+        if chunk.sample is None:
+            return None
+        token_id = self._token_function(
+            Moment(chunk.request_id, track.num_sampled, chunk.end, digest, chunk.sample)
+        )
+        track.num_sampled += 1
+        return _reported(token_id, chunk.sample.params.num_logprobs, self.info.vocab_size)
+
+    def _track(self, request_id: RequestId) -> "_Track":
+        """The request's track, moved to the end of the dict: the first one is forgotten."""
+        track = self._tracks.pop(request_id, None) or _Track()
+        self._tracks[request_id] = track
+        if len(self._tracks) > MAX_TRACKS:
+            del self._tracks[next(iter(self._tracks))]
+        return track
+
+
+@define(eq=False)
+class _Track:
+    """How far a request has come, from what its chunks said."""
+
+    num_tokens: int = 0
+    digest: int = 0
+    num_sampled: int = 0
+
+
+@define(eq=False)
+class _Pool:
+    """One group's token places, ``block_size`` per block."""
+
+    group: Group
+    num_blocks: int
+    block_size: int
+    tokens: Numbers = field(init=False)
+    positions: Numbers = field(init=False)
+    digests: Digests = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        num_places = self.num_blocks * self.block_size
+        self.tokens = np.zeros(num_places, np.int64)
+        self.positions = np.full(num_places, -1, np.int64)
+        self.digests = np.zeros(num_places, np.uint64)
+
+    def places(self, table: tuple[BlockId, ...], start: int, end: int) -> Numbers:
+        """Indices of the places that hold positions start .. end - 1."""
+        first, last = start // self.block_size, -(-end // self.block_size)
+        blocks = np.array(table[first:last], np.int64)
+        if len(table) < last or (blocks < 0).any() or (blocks >= self.num_blocks).any():
+            raise SimMismatch(f"block table does not cover positions {start} to {end - 1}")
+        places = blocks[:, None] * self.block_size + np.arange(self.block_size)
+        return places.ravel()[start - first * self.block_size :][: end - start]
+
+    def digest_at(self, table: tuple[BlockId, ...], position: int) -> int:
+        return int(self.digests[self.places(table, position, position + 1)[0]])
+
+    def write(self, places: Numbers, tokens: Numbers, positions: Numbers, digests: Digests) -> None:
+        self.tokens[places] = tokens
+        self.positions[places] = positions
+        self.digests[places] = digests
+
+    def copy(self, copy: Copy) -> None:
+        source, target = copy.source * self.block_size, copy.target * self.block_size
+        for values in (self.tokens, self.positions, self.digests):
+            values[target : target + copy.num_tokens] = values[source : source + copy.num_tokens]
+
+    def verify(self, where: str, table: tuple[BlockId, ...], chunk: Chunk) -> None:
+        """Each place that the chunk's queries see must continue the one before it."""
+        window = self.group.window
+        first = 0 if window is None else max(0, chunk.start - window + 1)
+        places = self.places(table, first, chunk.end)
+        positions = np.arange(first, chunk.end)
+        added = _mixed(self.tokens[places], positions)
+        digests = self.digests[places]
+        before = np.concatenate((digests[:1] - added[:1] if first else added[:1] * 0, digests[:-1]))
+        is_wrong = (self.positions[places] != positions) | (digests - before != added)
+        if is_wrong.any():
+            raise SimMismatch(f"{where}: position {first + int(is_wrong.argmax())} is not there")
+
+
+def _mixed(tokens: Numbers, positions: Numbers) -> Digests:
+    """Hash of each (token, position): SplitMix64's finaliser; wraps modulo 2^64."""
+    z = tokens.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + positions.astype(np.uint64)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    mixed: Digests = z ^ (z >> np.uint64(31))
+    return mixed
+
+
+def _scrambled(number: int) -> int:
+    """A sum of hashes is no hash of its last summand: spread it once more."""
+    low, high = number & 0x7FFFFFFF, number >> 31
+    return int(_mixed(np.array([low], np.int64), np.array([high], np.int64))[0])
+
+
+def _reported(token_id: int, num_logprobs: int | None, vocab_size: int) -> Sampled:
+    """Made-up but well-formed log-probabilities: the chosen token's is the best."""
+    if num_logprobs is None:
+        return Sampled(token_id)
+    ranks = range(min(num_logprobs, vocab_size))
+    top = tuple(((token_id + rank) % vocab_size, -0.5 - rank) for rank in ranks)
+    return Sampled(token_id, -0.5, top)

@@ -1,0 +1,144 @@
+"""Backend ``torch``: the reference kernels on any torch device, weights dequantised at load."""
+
+from typing import Self
+
+import torch
+from attrs import frozen
+from torch import Tensor
+
+from kvtrio.backends import decoder
+from kvtrio.backends.base import BackendError, BackendInfo, BackendSettings
+from kvtrio.backends.groups import core_groups, layer_groups
+from kvtrio.backends.torch_memory import available_memory, make_pools, require_memory
+from kvtrio.backends.torch_ops import Pool, TorchOps, layer_caches
+from kvtrio.backends.torch_step import StepLayout, TorchStep, build_step
+from kvtrio.backends.torch_weights import TensorFile, load_weights, weight_bytes
+from kvtrio.core.batch import Batch, Copy, StepResult
+from kvtrio.kernels.reference import copy_places
+from kvtrio.model.spec import ModelSpec, RopeSpec, RopeStyle
+
+DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
+
+
+@frozen(eq=False)
+class _Parts:
+    """What a loaded backend consists of."""
+
+    info: BackendInfo
+    layout: StepLayout
+    pools: tuple[Pool, ...]
+    ops: TorchOps
+
+
+class TorchBackend:
+    """Implements ``Backend``; make one with ``load``."""
+
+    def __init__(self, spec: ModelSpec, parts: _Parts) -> None:
+        self._spec = spec
+        self._parts: _Parts | None = parts
+
+    @classmethod
+    def load(cls, file: TensorFile, spec: ModelSpec, settings: BackendSettings) -> Self:
+        """Load the weights and set up the KV pools. ``file`` is not needed afterwards.
+
+        Raises BackendError, before it allocates anything, for an unknown type, a device that is
+        not there, or too little memory; ModelFileError for damaged weights.
+        """
+        dtype, device = _dtype(settings.dtype), _device(settings.device)
+        if settings.num_threads is not None:
+            torch.set_num_threads(settings.num_threads)
+        torch.set_float32_matmul_precision("highest")
+        info = _info(file, spec, settings)
+        require_memory(info.weight_bytes, info.pool_bytes, available_memory(device))
+        with torch.inference_mode():
+            weights = load_weights(file, spec, dtype, device)
+            groups = layer_groups(spec)
+            pools = make_pools(groups, settings.num_blocks, settings.block_size, dtype, device)
+            layout = StepLayout(
+                groups=groups,
+                ropes=_ropes(file, spec),
+                block_size=settings.block_size,
+                dtype=dtype,
+                device=device,
+            )
+            ops = TorchOps(weights, layer_caches(pools), dtype)
+        return cls(spec, _Parts(info, layout, pools, ops))
+
+    @property
+    def info(self) -> BackendInfo:
+        return self._open().info
+
+    def step(self, batch: Batch) -> StepResult:
+        """See ``Backend.step``. Raises FloatingPointError when the logits are not finite."""
+        ops = self._open().ops
+        with torch.inference_mode():
+            sampled = iter(decoder.forward(self._spec, ops, self._begin(batch)))
+        return StepResult(tuple(next(sampled) if chunk.sample else None for chunk in batch.chunks))
+
+    def logits(self, batch: Batch) -> Tensor:
+        """Run a step without choosing: raw logits of the sampled rows, float32 [M, vocab]."""
+        ops = self._open().ops
+        with torch.inference_mode():
+            return decoder.logits(self._spec, ops, self._begin(batch))
+
+    def close(self) -> None:
+        """Give the memory back. Idempotent; no other call may follow."""
+        self._parts = None
+
+    def _open(self) -> _Parts:
+        if self._parts is None:
+            raise RuntimeError("the backend is closed")
+        return self._parts
+
+    def _begin(self, batch: Batch) -> TorchStep:
+        """Copies first: a chunk may read what they bring."""
+        parts = self._open()
+        for copy in batch.copies:
+            _copy(parts.pools[copy.group], copy)
+        return build_step(batch, parts.layout)
+
+
+def _copy(pool: Pool, copy: Copy) -> None:
+    for cache in (pool.keys, pool.values):
+        copy_places(cache, copy.source, copy.target, copy.num_tokens)
+
+
+def _dtype(name: str) -> torch.dtype:
+    if name not in DTYPES:
+        raise BackendError(f"unknown type; known are {', '.join(DTYPES)}")
+    return DTYPES[name]
+
+
+def _device(name: str) -> torch.device:
+    """The device, proven to work by a small allocation."""
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device).cpu()
+    except (RuntimeError, AssertionError, NotImplementedError):
+        raise BackendError(f"device {name!r} is not available in this torch") from None
+    return device
+
+
+def _info(file: TensorFile, spec: ModelSpec, settings: BackendSettings) -> BackendInfo:
+    dtype = _dtype(settings.dtype)
+    groups = core_groups(layer_groups(spec), dtype.itemsize)
+    per_token = sum(group.bytes_per_token for group in groups)
+    return BackendInfo(
+        name="torch",
+        groups=groups,
+        block_size=settings.block_size,
+        num_blocks=settings.num_blocks,
+        vocab_size=spec.vocab_size,
+        max_context=settings.max_context,
+        pool_bytes=per_token * settings.block_size * settings.num_blocks,
+        weight_bytes=weight_bytes(file, spec, dtype),
+    )
+
+
+def _ropes(file: TensorFile, spec: ModelSpec) -> dict[RopeSpec, Tensor | None]:
+    kinds = {layer.attention.rope for layer in spec.layers}
+    return {
+        rope: torch.from_numpy(file.dequantise(rope.factors)) if rope.factors else None
+        for rope in sorted(kinds, key=repr)
+        if rope.style is not RopeStyle.NONE
+    }

@@ -1,0 +1,69 @@
+"""Memory of the torch backend: what it needs, what there is, and the KV pools."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from kvtrio.backends.base import BackendError
+from kvtrio.backends.groups import LayerGroup
+from kvtrio.backends.torch_ops import Pool
+
+MIB = 1 << 20
+
+
+def available_memory(device: torch.device) -> int | None:
+    """Bytes that can be had on the device now; None where nobody says."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    return _meminfo_available(Path("/proc/meminfo")) if device.type == "cpu" else None
+
+
+def _meminfo_available(path: Path) -> int | None:
+    try:
+        lines = path.read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    fields = [line.split() for line in lines if line.startswith("MemAvailable:")]
+    return int(fields[0][1]) * 1024 if fields else None
+
+
+def require_memory(weight_bytes: int, pool_bytes: int, available: int | None) -> None:
+    """Raise BackendError, with the sum, when weights and pools do not fit."""
+    needed = weight_bytes + pool_bytes
+    if available is not None and needed > available:
+        raise BackendError(
+            f"not enough memory: weights {_mib(weight_bytes)} + KV pools {_mib(pool_bytes)} = "
+            f"{_mib(needed)}, available {_mib(available)}; a smaller context, fewer places or a "
+            "smaller type needs less"
+        )
+
+
+def _mib(num_bytes: int) -> str:
+    return f"{num_bytes / MIB:,.0f} MiB"
+
+
+def make_pools(
+    groups: tuple[LayerGroup, ...],
+    num_blocks: int,
+    block_size: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> tuple[Pool, ...]:
+    """One pool per group, zeroed (a masked NaN would still spoil its row)."""
+    pools = []
+    for group in groups:
+        shape = (len(group.layers), num_blocks, block_size, group.num_kv_heads)
+        keys = _zeros((*shape, group.head_dim), dtype, device)
+        values = _zeros((*shape, group.value_dim), dtype, device)
+        pools.append(Pool(group, keys, values))
+    return tuple(pools)
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """On the CPU from numpy, whose zeros are the system's untouched pages until written;
+    ``torch.zeros`` would touch them all."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    size = np.uint32 if dtype.itemsize == 4 else np.uint16
+    return torch.from_numpy(np.zeros(shape, size)).view(dtype)

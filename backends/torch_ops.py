@@ -1,0 +1,135 @@
+"""``Ops`` over the reference kernels."""
+
+from collections.abc import Mapping
+
+import torch
+from attrs import frozen
+from torch import Tensor
+
+from kvtrio.backends.groups import LayerGroup
+from kvtrio.backends.torch_sampling import sample_rows
+from kvtrio.backends.torch_step import TorchStep
+from kvtrio.core.batch import Sampled
+from kvtrio.kernels import reference as kernels
+from kvtrio.kernels import reference_attention as attention
+from kvtrio.model.spec import (
+    Activation,
+    AttentionSpec,
+    FeedForwardSpec,
+    LayerSpec,
+    RopeStyle,
+)
+
+
+@frozen(eq=False)
+class LayerCache:
+    """K and V of one layer: views [num_blocks, block_size, kv_heads, dim] into its group's pool."""
+
+    group: int
+    keys: Tensor
+    values: Tensor
+
+
+@frozen(eq=False)
+class Pool:
+    """K and V of one group: [layers, num_blocks, block_size, kv_heads, dim]."""
+
+    group: LayerGroup
+    keys: Tensor
+    values: Tensor
+
+
+def layer_caches(pools: tuple[Pool, ...]) -> dict[int, LayerCache]:
+    """Per layer index, its part of its group's pool."""
+    return {
+        layer: LayerCache(i, pool.keys[place], pool.values[place])
+        for i, pool in enumerate(pools)
+        for place, layer in enumerate(pool.group.layers)
+    }
+
+
+class TorchOps:
+    """Implements ``Ops[TorchStep, Tensor, tuple[Sampled, ...]]``.
+
+    The residual stream and q and k between projection and cache are float32; what enters a
+    matrix has the compute type.
+    """
+
+    def __init__(
+        self, weights: Mapping[str, Tensor], caches: Mapping[int, LayerCache], dtype: torch.dtype
+    ) -> None:
+        self._weights = weights
+        self._caches = caches
+        self._dtype = dtype
+
+    def embed(self, step: TorchStep, weight: str, scale: float) -> Tensor:
+        return kernels.embed(step.token_ids, self._weights[weight + ".weight"], scale)
+
+    def norm(self, x: Tensor, weight: str, eps: float) -> Tensor:
+        return kernels.rms_norm(x, self._weights[weight + ".weight"], eps, self._dtype)
+
+    def linear(self, step: TorchStep, x: Tensor, weight: str, bias: bool) -> Tensor:
+        added = self._weights[weight + ".bias"] if bias else None
+        return kernels.linear(x, self._weights[weight + ".weight"], added)
+
+    def qkv(self, step: TorchStep, x: Tensor, layer: LayerSpec, eps: float) -> Tensor:
+        spec, prefix = layer.attention, f"blk.{layer.index}."
+        q, k, v = self._project(step, x, spec, prefix)
+        if spec.qk_norm:
+            q = self._head_norm(q, prefix + "attn_q_norm.weight", eps)
+            k = self._head_norm(k, prefix + "attn_k_norm.weight", eps)
+        if spec.rope.style is not RopeStyle.NONE:
+            cos, sin = step.rotations[spec.rope]
+            adjacent = spec.rope.style is RopeStyle.NORM
+            q, k = (kernels.rope(part, cos, sin, adjacent) for part in (q, k))
+        cache = self._caches[layer.index]
+        slots = step.groups[cache.group].slots
+        kernels.write_cache(cache.keys, slots, k)
+        kernels.write_cache(cache.values, slots, v)
+        return q.to(self._dtype)
+
+    def attention(self, step: TorchStep, q: Tensor, index: int, spec: AttentionSpec) -> Tensor:
+        cache = self._caches[index]
+        out = q.new_empty(q.shape[0], spec.num_heads, spec.value_dim)
+        for run in step.groups[cache.group].runs:
+            keys = attention.gather_blocks(cache.keys, run.blocks)
+            values = attention.gather_blocks(cache.values, run.blocks)
+            out[run.rows] = attention.attend(
+                q[run.rows], keys, values, run.mask, attention.Scoring(spec.scale, spec.softcap)
+            )
+        return out.flatten(1)
+
+    def gated_ffn(self, step: TorchStep, x: Tensor, prefix: str, spec: FeedForwardSpec) -> Tensor:
+        both = self.linear(step, x, prefix + "ffn_gate_up", False)
+        gate, up = both.split_with_sizes((spec.size, spec.size), -1)
+        hidden = kernels.gated(gate, up, spec.activation is Activation.GELU_TANH)
+        return self.linear(step, hidden, prefix + "ffn_down", False)
+
+    def add(self, x: Tensor, y: Tensor) -> Tensor:
+        return x + y
+
+    def sampled_rows(self, step: TorchStep, x: Tensor) -> Tensor:
+        return x[step.sampled]
+
+    def logits(self, step: TorchStep, x: Tensor, weight: str, softcap: float | None) -> Tensor:
+        out = kernels.linear(x, self._weights[weight + ".weight"]).float()
+        return out if softcap is None else kernels.softcap(out, softcap)
+
+    def sample(self, step: TorchStep, logits: Tensor) -> tuple[Sampled, ...]:
+        return sample_rows(logits, step.samples)
+
+    def _project(
+        self, step: TorchStep, x: Tensor, spec: AttentionSpec, prefix: str
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        fused = self.linear(step, x, prefix + "attn_qkv", spec.bias).float()
+        key_size = spec.num_kv_heads * spec.head_dim
+        value_size = spec.num_kv_heads * spec.value_dim
+        q, k, v = fused.split_with_sizes((spec.num_heads * spec.head_dim, key_size, value_size), -1)
+        return (
+            q.unflatten(-1, (spec.num_heads, spec.head_dim)),
+            k.unflatten(-1, (spec.num_kv_heads, spec.head_dim)),
+            v.unflatten(-1, (spec.num_kv_heads, spec.value_dim)),
+        )
+
+    def _head_norm(self, x: Tensor, weight: str, eps: float) -> Tensor:
+        return kernels.rms_norm(x, self._weights[weight], eps, torch.float32)

@@ -1,0 +1,110 @@
+"""The operations of the forward pass in plain torch: the executable specification of every kernel.
+
+Letters in shapes: N rows of a step (one row, one token), D hidden size, O and I outputs and inputs
+of a matrix. "Compute type" is the type of matrices and KV cache, float32 or bfloat16. The residual
+stream is float32 whatever the compute type: rounding it in every layer costs more accuracy than all
+other roundings together. Faster kernels are held against these functions.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def embed(token_ids: Tensor, table: Tensor, scale: float) -> Tensor:
+    """``table[token_ids] * scale``.
+
+    token_ids int64 [N], table compute type [V, D]; returns float32 [N, D].
+    """
+    rows = F.embedding(token_ids, table).float()
+    return rows if scale == 1.0 else rows * scale
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
+    """``x / sqrt(mean(x^2) + eps) * weight`` over the last axis, computed in float32.
+
+    x [..., D] of any float type, weight float32 [D]; returns ``dtype`` [..., D].
+    """
+    wide = x.float()
+    scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    return (wide * scale * weight).to(dtype)
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """``x @ weight.T + bias``, sums in float32, rounded once to the compute type.
+
+    x compute type [N, I], weight compute type [O, I], bias float32 [O]; returns compute type
+    [N, O].
+    """
+    out = F.linear(x, weight)
+    return out if bias is None else (out.float() + bias).to(x.dtype)
+
+
+def rope_angles(
+    positions: Tensor, num_rotated: int, base: float, scale: float, factors: Tensor | None
+) -> Tensor:
+    """Angle of pair i at position p: ``p * scale * base^(-2i / num_rotated) / factors[i]``.
+
+    positions int64 [N] on the CPU, factors float [num_rotated / 2]; returns float64
+    [N, num_rotated / 2]: at position 100,000 a float32 angle is already wrong by 0.004.
+    """
+    pairs = torch.arange(0, num_rotated, 2, dtype=torch.float64)
+    frequencies = base ** (-pairs / num_rotated) * scale
+    if factors is not None:
+        frequencies = frequencies / factors.double().cpu()
+    return positions.double()[:, None] * frequencies
+
+
+def rope(x: Tensor, cos: Tensor, sin: Tensor, adjacent: bool) -> Tensor:
+    """Rotate pairs of the first ``2 R`` values of each head; the rest stays.
+
+    Pair i is (2i, 2i + 1) if ``adjacent``, else (i, i + R); (a, b) becomes
+    (a cos - b sin, a sin + b cos). x float32 [N, H, head_dim], cos and sin float32 [N, R];
+    returns float32 [N, H, head_dim].
+    """
+    num_pairs = cos.shape[-1]
+    rotated, rest = x[..., : 2 * num_pairs], x[..., 2 * num_pairs :]
+    cos, sin = cos[:, None, :], sin[:, None, :]
+    a, b = _pairs(rotated, num_pairs, adjacent)
+    turned = (a * cos - b * sin, a * sin + b * cos)
+    joined = torch.stack(turned, -1).flatten(-2) if adjacent else torch.cat(turned, -1)
+    return joined if rest.shape[-1] == 0 else torch.cat((joined, rest), -1)
+
+
+def _pairs(x: Tensor, num_pairs: int, adjacent: bool) -> tuple[Tensor, Tensor]:
+    if adjacent:
+        return x[..., 0::2], x[..., 1::2]
+    return x[..., :num_pairs], x[..., num_pairs:]
+
+
+def write_cache(cache: Tensor, slots: Tensor, values: Tensor) -> None:
+    """Store row n in slot ``slots[n] = block * block_size + place``.
+
+    cache compute type [num_blocks, block_size, kv_heads, dim], changed in place; slots int64 [N];
+    values float [N, kv_heads, dim].
+    """
+    cache.view(-1, *cache.shape[2:])[slots] = values.to(cache.dtype)
+
+
+def copy_places(cache: Tensor, source: int, target: int, num_tokens: int) -> None:
+    """Copy the first ``num_tokens`` places of block ``source`` to ``target`` in all layers.
+
+    cache [layers, num_blocks, block_size, kv_heads, dim], changed in place.
+    """
+    cache[:, target, :num_tokens] = cache[:, source, :num_tokens]
+
+
+def gated(gate: Tensor, up: Tensor, gelu_tanh: bool) -> Tensor:
+    """``act(gate) * up``: SiLU, ``g / (1 + exp(-g))``, or GELU in its tanh form,
+    ``g / 2 (1 + tanh(sqrt(2 / pi) (g + 0.044715 g^3)))``; computed in float32.
+
+    gate and up compute type [N, F]; returns compute type [N, F].
+    """
+    wide = gate.float()
+    active = F.gelu(wide, approximate="tanh") if gelu_tanh else F.silu(wide)
+    return (active * up).to(gate.dtype)
+
+
+def softcap(x: Tensor, cap: float) -> Tensor:
+    """``cap * tanh(x / cap)``; shape and type stay."""
+    return torch.tanh(x / cap) * cap

@@ -1,0 +1,35 @@
+"""What a person at a terminal is told when the server is ready."""
+
+import ipaddress
+import sys
+from urllib.parse import urlsplit
+
+from kvtrio.cli.prepare import Prepared
+
+EXAMPLE = """\
+kvtrio: {name} is ready at {url} (Ctrl-C stops it). Try:
+  curl {url}/v1/chat/completions -H 'Content-Type: application/json'{key} \\
+    -d '{{"messages": [{{"role": "user", "content": "Why is the sky blue?"}}]}}'"""
+OPEN_TO_ALL = (
+    "kvtrio: everybody who can reach this address may use the model; --api-key asks for a key"
+)
+
+
+def announce(prepared: Prepared, url: str) -> None:
+    """Print the address and an example on stderr if a person reads it."""
+    if not sys.stderr.isatty():
+        return
+    if prepared.served.template_note:
+        print(f"kvtrio: {prepared.served.template_note}", file=sys.stderr)
+    key = " -H 'Authorization: Bearer YOUR_KEY'" if prepared.keys else ""
+    print(EXAMPLE.format(name=prepared.served.alias, url=url, key=key), file=sys.stderr)
+    if not prepared.keys and not is_local(urlsplit(url).hostname or ""):
+        print(OPEN_TO_ALL, file=sys.stderr)
+
+
+def is_local(host: str) -> bool:
+    """True for addresses that only this machine reaches."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,51 @@
+"""The command line: parse, dispatch, turn errors into exit codes."""
+
+import sys
+from collections.abc import Sequence
+
+from cyclopts import App, CycloptsError
+
+import kvtrio
+from kvtrio.cli import exits
+from kvtrio.cli.chat import chat
+from kvtrio.cli.fetch import fetch
+from kvtrio.cli.serve import serve
+
+HELP = """Serve a language model to several users, over the OpenAI and llama-server APIs.
+
+Start with `kvtrio serve`: it downloads a small model and serves it on http://127.0.0.1:8080.
+"""
+
+app = App(
+    name="kvtrio",
+    help=HELP,
+    version=kvtrio.__version__,
+    help_format="markdown",
+    result_action="return_value",
+)
+app.command(serve)
+app.command(fetch)
+app.command(chat)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return the exit code: 0 good, 2 the user can mend it, 1 our fault."""
+    try:
+        code = app(
+            list(sys.argv[1:] if arguments is None else arguments),
+            exit_on_error=False,
+            print_error=False,
+        )
+    except CycloptsError as error:
+        exits.complain(f"{error} Try --help.")
+        return exits.USAGE
+    except KeyboardInterrupt:
+        return exits.INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read our output has gone; Python would complain once more at exit.
+        sys.stderr.close()
+        return exits.OK
+    except Exception as error:
+        exits.report_bug(error)
+        return exits.BUG
+    return code if isinstance(code, int) else exits.OK

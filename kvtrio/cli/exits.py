@@ -1,0 +1,44 @@
+"""How the process ends: exit codes, and what is said about a failure."""
+
+import sys
+import traceback
+from collections.abc import Iterator
+
+OK = 0
+BUG = 1
+USAGE = 2
+"""The command line, a file or the machine does not fit; the user can change that."""
+INTERRUPTED = 130
+"""Ctrl-C; the shells' convention: 128 + SIGINT."""
+
+
+def complain(message: object) -> None:
+    """Tell the user in one line on stderr."""
+    line = " ".join(str(message).split())
+    print(f"kvtrio: {line}", file=sys.stderr)
+
+
+def report_bug(error: BaseException) -> None:
+    """Print where a fault of ours happened, without any value: it could be a user's text."""
+    print("kvtrio: internal error; the lines below hold no user data", file=sys.stderr)
+    for line in trace_lines(error):
+        print(line, file=sys.stderr)
+
+
+def first_leaf(error: BaseException) -> BaseException:
+    """Return the first error in a group that is no group itself."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def trace_lines(error: BaseException) -> Iterator[str]:
+    """Yield type and source positions of an error and of all it holds; no message."""
+    for frame in traceback.extract_tb(error.__traceback__):
+        yield f"  {frame.filename}:{frame.lineno} in {frame.name}"
+    yield f"{type(error).__module__}.{type(error).__qualname__}"
+    inner = error.exceptions if isinstance(error, BaseExceptionGroup) else ()
+    cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    for other in (*inner, *((cause,) if cause else ())):
+        yield "from:"
+        yield from trace_lines(other)

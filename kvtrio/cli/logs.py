@@ -1,0 +1,72 @@
+"""The server's log: where it goes, and its first line."""
+
+import os
+import re
+import secrets
+import sys
+import time
+from contextlib import ExitStack
+from enum import Enum
+from typing import TypeVar
+from urllib.parse import urlsplit
+
+import kvtrio
+from kvtrio.backends.base import BackendInfo
+from kvtrio.cli.prepare import Prepared
+from kvtrio.config import ConfigError, LogSettings
+from kvtrio.obs.events import ComputeType, DeviceKind, ServerStart, TemplateSource
+from kvtrio.obs.logging import Clock, Log, install_bridge, open_log_file
+from kvtrio.obs.schema import Digest, Level
+
+Word = TypeVar("Word", bound=Enum)
+
+
+def open_log(settings: LogSettings, stack: ExitStack) -> Log:
+    """Open the log and make it the way out for libraries too; raises ``ConfigError``."""
+    file = sys.stderr.buffer
+    if settings.log_file is not None:
+        try:
+            file = stack.enter_context(open_log_file(settings.log_file))
+        except OSError as error:
+            reason = os.strerror(error.errno or 5)
+            raise ConfigError(f"--log-file {settings.log_file}: {reason}") from None
+    clock = Clock(monotonic_ns=time.monotonic_ns, wall_s=time.time)
+    log = Log(file, clock, Level(settings.log_level))
+    install_bridge(log)
+    return log
+
+
+def server_start(prepared: Prepared, info: BackendInfo, url: str, load_s: float) -> ServerStart:
+    """What was set up, in numbers. The digest's key lives as long as the process."""
+    scheduling, settings = prepared.config.scheduling, prepared.backend_settings
+    major, minor, patch = map(int, re.findall(r"\d+", kvtrio.__version__)[:3])
+    return ServerStart(
+        port=urlsplit(url).port or 0,
+        model=Digest.of(prepared.served.model_path_name, secrets.token_bytes(32)),
+        version_major=major,
+        version_minor=minor,
+        version_patch=patch,
+        device=_word(DeviceKind, settings.device.partition(":")[0], DeviceKind.OTHER),
+        compute_type=_word(ComputeType, settings.dtype, ComputeType.OTHER),
+        template=_template_source(prepared),
+        num_threads=settings.num_threads,
+        num_places=scheduling.parallel,
+        max_context=info.max_context,
+        max_waiting=scheduling.max_waiting,
+        block_size=info.block_size,
+        num_blocks=info.num_blocks,
+        num_groups=len(info.groups),
+        pool_bytes=info.pool_bytes,
+        weight_bytes=info.weight_bytes,
+        load_s=load_s,
+    )
+
+
+def _template_source(prepared: Prepared) -> TemplateSource:
+    if prepared.config.model.chat_template is not None:
+        return TemplateSource.OVERRIDE
+    return TemplateSource.DEFAULT if prepared.served.template_note else TemplateSource.MODEL
+
+
+def _word(words: type[Word], value: str, other: Word) -> Word:
+    return next((word for word in words if word.value == value), other)

@@ -1,0 +1,193 @@
+"""What has to be right before the server starts: keys, sizes, the model file."""
+
+import os
+import socket
+from collections.abc import Iterable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import gguf
+from attrs import frozen
+
+from kvtrio import plugins
+from kvtrio.backends.base import BackendInfo, BackendSettings
+from kvtrio.config import DEFAULT_CONTEXT, ConfigError, ModelSettings, ServeConfig
+from kvtrio.core.config import CoreConfig
+from kvtrio.core.policy import Policy
+from kvtrio.model.architectures import read_spec
+from kvtrio.model.builtin_templates import BUILTIN_TEMPLATES
+from kvtrio.model.fetch import CATALOGUE, default_cache_dir, fetch
+from kvtrio.model.gguf_file import GGUFFile, open_gguf
+from kvtrio.model.spec import ModelSpec
+from kvtrio.model.template import ChatTemplate, load_template
+from kvtrio.model.tokenizer import Tokenizer, load_tokenizer
+from kvtrio.serve.run import open_sockets
+from kvtrio.serve.served import ServedModel
+
+DEFAULT_MODEL = "smollm2"
+
+
+@frozen(kw_only=True, eq=False)
+class Prepared:
+    """All that the server needs, found and checked before its event loop starts."""
+
+    config: ServeConfig
+    keys: tuple[str, ...]
+    policy: Policy
+    backend: Any
+    """A class with ``load(file, spec, settings)``, from the entry points."""
+    backend_settings: BackendSettings
+    sockets: list[socket.socket]
+    file: GGUFFile
+    spec: ModelSpec
+    served: ServedModel
+
+
+def prepare(config: ServeConfig, stack: ExitStack) -> Prepared:
+    """Look at everything that can be wrong, the cheap things first; ``stack`` closes what is open.
+
+    Raises ``ConfigError``, ``PluginError``, ``BindError``, ``FetchError``, ``ModelFileError`` or
+    ``TemplateError``.
+    """
+    scheduling = config.scheduling
+    if scheduling.batch_size < scheduling.parallel:
+        raise ConfigError(
+            f"--batch-size {scheduling.batch_size} is less than --parallel {scheduling.parallel}"
+        )
+    keys = read_keys(config.http.api_key, config.http.api_key_file)
+    policy = plugins.load(plugins.SCHEDULERS, scheduling.scheduler)()
+    backend = plugins.load(plugins.BACKENDS, config.model.backend)
+    sockets = open_sockets(config.http.host, config.http.port)
+    for sock in sockets:
+        stack.callback(sock.close)
+    file = stack.enter_context(open_gguf(find_model(config.name, config.model.model)))
+    spec = read_spec(file)
+    return Prepared(
+        config=config,
+        keys=keys,
+        policy=policy,
+        backend=backend,
+        backend_settings=backend_settings(
+            config, choose_context(spec.context_length, config.model.ctx_size)
+        ),
+        sockets=sockets,
+        file=file,
+        spec=spec,
+        served=_served(file, spec, config.model),
+    )
+
+
+def find_model(argument: str | None, flag: str | None) -> Path:
+    """Return the model's file, downloaded if it is one of the catalogue's.
+
+    A file of that name wins over the catalogue.
+    """
+    if argument is not None and flag is not None:
+        raise ConfigError("the model was given twice: as MODEL and with --model")
+    name = argument or flag or DEFAULT_MODEL
+    path = Path(name).expanduser()
+    if path.is_file():
+        return path
+    if name in CATALOGUE:
+        return fetch(name, default_cache_dir(), progress=True)
+    raise ConfigError(f"no file {name!r}, and no model of that name: {', '.join(CATALOGUE)}")
+
+
+def choose_context(trained: int, asked: int | None) -> int:
+    """Return the longest request in tokens, at most what the model was trained for."""
+    if asked is None:
+        return min(trained, DEFAULT_CONTEXT)
+    if asked > trained:
+        raise ConfigError(f"--ctx-size {asked}: the model was made for at most {trained} tokens")
+    return asked
+
+
+def backend_settings(config: ServeConfig, max_context: int) -> BackendSettings:
+    """Size the pools so that every place can hold the longest request."""
+    blocks_per_place = -(-max_context // config.scheduling.block_size)
+    return BackendSettings(
+        dtype=config.model.dtype,
+        device=config.model.device,
+        num_threads=config.model.threads,
+        block_size=config.scheduling.block_size,
+        num_blocks=config.scheduling.parallel * blocks_per_place,
+        max_context=max_context,
+    )
+
+
+def core_config(config: ServeConfig, info: BackendInfo) -> CoreConfig:
+    """The core's limits over the memory that the backend has."""
+    return CoreConfig(
+        groups=info.groups,
+        block_size=info.block_size,
+        num_blocks=info.num_blocks,
+        num_places=config.scheduling.parallel,
+        max_context=info.max_context,
+        max_waiting=config.scheduling.max_waiting,
+        max_batch_tokens=config.scheduling.batch_size,
+    )
+
+
+def read_keys(given: Iterable[str], file: Path | None) -> tuple[str, ...]:
+    """All API keys: flags (each may hold several with commas) and the lines of a file."""
+    keys = [key.strip() for part in given for key in part.split(",")]
+    if file is not None:
+        keys += [line.strip() for line in read_text(file, "--api-key-file").splitlines()]
+        if not any(keys):
+            # An empty file would leave the server open to everybody, the opposite of the wish.
+            raise ConfigError("--api-key-file holds no key")
+    return tuple(dict.fromkeys(key for key in keys if key))
+
+
+def read_text(path: Path, flag: str) -> str:
+    """Return a small text file's content; raises ``ConfigError`` that names ``flag``."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{flag} {path}: {os.strerror(error.errno or 5)}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{flag} {path}: not UTF-8 text") from None
+
+
+def _served(file: GGUFFile, spec: ModelSpec, settings: ModelSettings) -> ServedModel:
+    tokenizer = load_tokenizer(file.metadata)
+    template = _template(file, tokenizer, settings.chat_template)
+    return ServedModel(
+        alias=settings.alias or file.path.stem,
+        tokenizer=tokenizer,
+        template=template,
+        spec=spec,
+        model_path_name=file.path.name,
+        size=sum(tensor.num_bytes for tensor in file.tensors.values()),
+        n_params=sum(_num_values(tensor.shape) for tensor in file.tensors.values()),
+        ftype=_ftype(file),
+        template_note=_template_note(file, template, settings.chat_template),
+    )
+
+
+def _template(file: GGUFFile, tokenizer: Tokenizer, given: str | None) -> ChatTemplate:
+    is_file = given is not None and given not in BUILTIN_TEMPLATES
+    override = read_text(Path(given), "--chat-template") if is_file and given else given
+    return load_template(file.metadata, override, tokenizer.bos_text, tokenizer.eos_text)
+
+
+def _template_note(file: GGUFFile, template: ChatTemplate, given: str | None) -> str | None:
+    if given is not None or file.metadata.get("tokenizer.chat_template"):
+        return None
+    return f"the model has no chat template; {template.name} stands in (--chat-template changes it)"
+
+
+def _num_values(shape: tuple[int, ...]) -> int:
+    count = 1
+    for size in shape:
+        count *= size
+    return count
+
+
+def _ftype(file: GGUFFile) -> str:
+    """Name of the file's main tensor type, as llama.cpp writes it in ``general.file_type``."""
+    number = file.metadata.get("general.file_type")
+    names = {kind.value: kind.name for kind in gguf.LlamaFileType}
+    name = names.get(number, "unknown") if isinstance(number, int) else "unknown"
+    return name.removeprefix("MOSTLY_").removeprefix("ALL_")

@@ -1,0 +1,45 @@
+"""``kvtrio serve``: the flags. What they start is in ``kvtrio.cli.run``."""
+
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from kvtrio.config import (
+    HttpOptions,
+    LogSettings,
+    ModelSettings,
+    SchedulingSettings,
+    ServeConfig,
+)
+
+
+def serve(
+    model: Annotated[
+        str | None,
+        Parameter(
+            help="A GGUF file (of a split one, the first part), or smollm2 or gemma3-270m, which "
+            "are downloaded on first use. Default: smollm2."
+        ),
+    ] = None,
+    /,
+    *,
+    model_settings: ModelSettings | None = None,
+    http: HttpOptions | None = None,
+    scheduling: SchedulingSettings | None = None,
+    logs: LogSettings | None = None,
+) -> int:
+    """Serve a model until SIGTERM or Ctrl-C; then running answers finish and the process exits.
+
+    Exit codes: 0 stopped as asked, 2 something given does not fit (one line says what), 1 a fault.
+    """
+    config = ServeConfig(
+        name=model,
+        model=model_settings or ModelSettings(),
+        http=http or HttpOptions(),
+        scheduling=scheduling or SchedulingSettings(),
+        logs=logs or LogSettings(),
+    )
+    # torch, trio and quart take seconds to import; --help and --version do without them.
+    from kvtrio.cli.run import run_server
+
+    return run_server(config)

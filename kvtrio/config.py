@@ -1,0 +1,190 @@
+"""What a user can set, as frozen values; the flags of ``kvtrio serve`` are made from these classes.
+
+Flag names are llama-server's where it has them.
+"""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from attrs import frozen
+from cyclopts import Group, Parameter
+from cyclopts.validators import Number
+
+MODEL = Group("Model", sort_key=1)
+SERVER = Group("Server", sort_key=2)
+SCHEDULING = Group("Scheduling", sort_key=3)
+LOGS = Group("Logs", sort_key=4)
+
+DEFAULT_CONTEXT = 8192
+"""Longest request where neither the user nor the model sets a smaller limit, in tokens."""
+
+Count = Number(gte=1)
+Seconds = Number(gte=0)
+
+
+class ConfigError(ValueError):
+    """What the user asked for cannot be had; the message is one clear line."""
+
+
+@Parameter(name="*", group=MODEL)
+@frozen(kw_only=True)
+class ModelSettings:
+    """Which model, and how it is computed."""
+
+    model: Annotated[
+        str | None,
+        Parameter(name=["--model", "-m"], help="The same as MODEL, under llama-server's name."),
+    ] = None
+    alias: Annotated[
+        str | None,
+        Parameter(
+            name=["--alias", "-a"],
+            help="Name of the model in answers. Default: the file's name without its ending.",
+        ),
+    ] = None
+    ctx_size: Annotated[
+        int | None,
+        Parameter(
+            name=["--ctx-size", "-c"],
+            validator=Number(gte=2),
+            help="Longest request, prompt and answer together, in tokens. "
+            "Default: the model's own limit, at most 8192.",
+        ),
+    ] = None
+    chat_template: Annotated[
+        str | None,
+        Parameter(
+            name="--chat-template",
+            help="A built-in template's name, or a file with a Jinja template. "
+            "Default: the template in the model file.",
+        ),
+    ] = None
+    dtype: Annotated[
+        Literal["bf16", "f32"],
+        Parameter(name="--dtype", help="Type of the arithmetic and of the KV cache."),
+    ] = "bf16"
+    device: Annotated[
+        str, Parameter(name="--device", help="Where to compute, in torch's words: cpu, cuda, ...")
+    ] = "cpu"
+    threads: Annotated[
+        int | None,
+        Parameter(
+            name=["--threads", "-t"],
+            validator=Count,
+            help="Threads that compute. Default: torch's own choice.",
+        ),
+    ] = None
+    backend: Annotated[
+        str,
+        Parameter(
+            name="--backend",
+            help="What computes: torch, sim (answers nonsense without computing, for tests), "
+            "or an installed plug-in.",
+        ),
+    ] = "torch"
+
+
+@Parameter(name="*", group=SERVER)
+@frozen(kw_only=True)
+class HttpOptions:
+    """Where the server listens, and to whom."""
+
+    host: Annotated[str, Parameter(name="--host", help="Address to listen on.")] = "127.0.0.1"
+    port: Annotated[
+        int,
+        Parameter(name="--port", validator=Number(gte=0, lte=65535), help="0 takes any free port."),
+    ] = 8080
+    api_key: Annotated[
+        tuple[str, ...],
+        Parameter(
+            name="--api-key",
+            env_var="KVTRIO_API_KEY",
+            show_default=False,
+            negative="",
+            help="Key that clients must send; several with commas or by repeating the flag. "
+            "Other users of the machine can see flags: prefer the variable or the file.",
+        ),
+    ] = ()
+    api_key_file: Annotated[
+        Path | None, Parameter(name="--api-key-file", help="File with one key per line.")
+    ] = None
+    drain_s: Annotated[
+        float,
+        Parameter(
+            name="--drain-s",
+            validator=Seconds,
+            help="After SIGTERM or Ctrl-C, how long running answers may take to finish.",
+        ),
+    ] = 60.0
+
+
+@Parameter(name="*", group=SCHEDULING)
+@frozen(kw_only=True)
+class SchedulingSettings:
+    """How many requests run, wait and share a step."""
+
+    parallel: Annotated[
+        int,
+        Parameter(
+            name=["--parallel", "-np"],
+            validator=Count,
+            help="Requests that run at once. Each one's longest context is set aside at start.",
+        ),
+    ] = 4
+    max_waiting: Annotated[
+        int,
+        Parameter(
+            name="--max-waiting",
+            validator=Number(gte=0),
+            help="Requests that may wait; more get status 429.",
+        ),
+    ] = 64
+    batch_size: Annotated[
+        int,
+        Parameter(
+            name=["--batch-size", "-b"],
+            validator=Count,
+            help="Most tokens computed in one step; a longer prompt is computed in chunks.",
+        ),
+    ] = 512
+    scheduler: Annotated[
+        str, Parameter(name="--scheduler", help="Scheduling policy: fcfs or an installed plug-in.")
+    ] = "fcfs"
+    block_size: Annotated[
+        int, Parameter(name="--block-size", validator=Count, show=False, help="Tokens per block.")
+    ] = 16
+    paranoid: Annotated[
+        bool,
+        Parameter(
+            name="--paranoid",
+            negative="",
+            help="Check all bookkeeping after every event; slow, for finding bugs.",
+        ),
+    ] = False
+
+
+@Parameter(name="*", group=LOGS)
+@frozen(kw_only=True)
+class LogSettings:
+    """Where the log goes. It holds numbers and no text, at every level."""
+
+    log_file: Annotated[
+        Path | None,
+        Parameter(name="--log-file", help="Append log lines to this file. Default: stderr."),
+    ] = None
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"],
+        Parameter(name="--log-level", help="debug adds a line for every step."),
+    ] = "info"
+
+
+@frozen(kw_only=True)
+class ServeConfig:
+    """Everything that ``kvtrio serve`` was told."""
+
+    name: str | None
+    """The MODEL argument."""
+    model: ModelSettings
+    http: HttpOptions
+    scheduling: SchedulingSettings
+    logs: LogSettings

@@ -1,0 +1,162 @@
+"""The catalogue of log lines. A field is a number, an enum member, a digest or an error class."""
+
+from enum import Enum
+
+from kvtrio.core.types import FinishReason, RequestId
+from kvtrio.obs.schema import Digest, Level, event
+
+SCHEMA = "kvtrio.decision/1"
+"""Version of the envelope and of every line in it; changes when a field changes its meaning."""
+
+
+class Library(Enum):
+    """Whose message was left out."""
+
+    HYPERCORN = "hypercorn"
+    QUART = "quart"
+    TRIO = "trio"
+    TORCH = "torch"
+    KVTRIO = "kvtrio"
+    WARNINGS = "py"
+    OTHER = "other"
+
+
+class DeviceKind(Enum):
+    """What computes."""
+
+    CPU = "cpu"
+    CUDA = "cuda"
+    OTHER = "other"
+
+
+class ComputeType(Enum):
+    """Type of the arithmetic and of the KV cache."""
+
+    F32 = "f32"
+    BF16 = "bf16"
+    OTHER = "other"
+
+
+class TemplateSource(Enum):
+    """Where the chat template comes from."""
+
+    MODEL = "model"
+    OVERRIDE = "override"
+    DEFAULT = "default"
+    """The model has none."""
+
+
+@event("server.start", Level.INFO)
+class ServerStart:
+    """The server listens; sizes are those that were allocated."""
+
+    port: int
+
+    model: Digest
+    """Of the model file's name."""
+    version_major: int
+    version_minor: int
+    version_patch: int
+    device: DeviceKind
+    compute_type: ComputeType
+    template: TemplateSource
+    num_threads: int | None
+    num_places: int
+    max_context: int
+    """Longest request, in tokens."""
+    max_waiting: int
+    block_size: int
+    """Tokens per block."""
+    num_blocks: int
+    """Per group of layers."""
+    num_groups: int
+    pool_bytes: int
+    weight_bytes: int
+    load_s: float
+
+
+@event("server.stop", Level.INFO)
+class ServerStop:
+    """The last line of a clean run."""
+
+    uptime_s: float
+    num_requests: int
+    num_steps: int
+    num_lost_lines: int
+    """Log lines that could not be written."""
+
+
+@event("server.crash", Level.ERROR)
+class ServerCrash:
+    """The last line of a run that ended by a fault of ours."""
+
+    error: type[BaseException]
+    uptime_s: float
+
+
+@event("request.done", Level.INFO)
+class RequestDone:
+    """The one canonical line of an admitted request. Times in seconds."""
+
+    request_id: RequestId
+    reason: FinishReason
+    stopped_by_text: bool
+    place: int | None
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    num_computed_tokens: int
+    num_generated_tokens: int
+    queue_s: float
+    prefill_s: float
+    decode_s: float
+    gap_p50_s: float | None
+    """Between two tokens of the answer; None: fewer than two."""
+    gap_p99_s: float | None
+    gap_max_s: float | None
+
+
+@event("sched.step", Level.INFO)
+class SchedStep:
+    """One forward pass. Sampled at level info; every one at level debug."""
+
+    step: int
+    num_chunks: int
+    """Requests in the batch."""
+    num_prefill_tokens: int
+    num_decode_rows: int
+    num_running: int
+    """After the step, as ``num_waiting``."""
+    num_waiting: int
+    duration_s: float
+    predicted_s: float | None
+    is_slow: bool
+    """Written because of its duration, not by sampling."""
+
+
+@event("loop.stall", Level.WARNING)
+class LoopStall:
+    """A task kept the event loop busy; nobody else was served meanwhile."""
+
+    held_s: float
+
+
+@event("library.note", Level.WARNING)
+class LibraryNote:
+    """A library logged something. Its words may quote a user, so only their origin is kept."""
+
+    library: Library
+    severity: Level
+    line: int
+    """In the library's source."""
+    error: type[BaseException] | None
+
+
+CATALOGUE = (
+    ServerStart,
+    ServerStop,
+    ServerCrash,
+    RequestDone,
+    SchedStep,
+    LoopStall,
+    LibraryNote,
+)

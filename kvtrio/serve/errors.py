@@ -1,0 +1,127 @@
+"""The error catalogue: every answer that is not a success comes from here.
+
+An entry has a name that never changes, a status, llama-server's ``type`` and a fixed text. Only
+numbers and names of ours (fields, limits) are ever filled in: no error can carry a user's words, a
+file name or an exception's text.
+"""
+
+from typing import Any
+
+from attrs import frozen
+
+
+@frozen
+class ErrorSpec:
+    """One kind of error. ``text`` may hold ``{names}`` for ``ApiError``'s values."""
+
+    code: str
+    status: int
+    type: str
+    text: str
+    retry_after_s: int | None = None
+    """Sent as ``Retry-After`` where trying again makes sense."""
+
+
+INVALID, UNSUPPORTED, UNAVAILABLE = (
+    "invalid_request_error",
+    "not_supported_error",
+    "unavailable_error",
+)
+
+BAD_REQUEST = ErrorSpec("bad_request", 400, INVALID, "the request is malformed")
+BAD_JSON = ErrorSpec("bad_json", 400, INVALID, "the body is not a JSON object in UTF-8")
+TOO_DEEP = ErrorSpec("too_deep", 400, INVALID, "the body is nested too deeply")
+MISSING = ErrorSpec("missing_field", 400, INVALID, "Field '{param}': required")
+WRONG_VALUE = ErrorSpec("wrong_value", 400, INVALID, "Field '{param}': {expected}")
+OUT_OF_RANGE = ErrorSpec(
+    "out_of_range", 400, INVALID, "Field '{param}': must lie in {low} .. {high}"
+)
+TOO_MANY = ErrorSpec("too_many", 400, INVALID, "Field '{param}': at most {limit} entries")
+TOO_LONG_TEXT = ErrorSpec(
+    "too_long_text", 400, INVALID, "Field '{param}': at most {limit} characters each"
+)
+UNKNOWN_TOKEN = ErrorSpec(
+    "unknown_token", 400, INVALID, "Field '{param}': token ids lie in 0 .. {high}"
+)
+NOT_SUPPORTED = ErrorSpec(
+    "not_supported", 400, UNSUPPORTED, "Field '{param}': not supported by this server"
+)
+ONLY_TEXT = ErrorSpec(
+    "only_text", 400, UNSUPPORTED, "message {index}: only text content is supported"
+)
+BAD_MESSAGE = ErrorSpec("bad_message", 400, INVALID, "message {index}: {expected}")
+BAD_TEMPLATE_INPUT = ErrorSpec(
+    "template_error", 400, INVALID, "message {index}: refused by the chat template"
+)
+TEMPLATE_FAILED = ErrorSpec(
+    "template_failed", 400, INVALID, "the chat template could not render this conversation"
+)
+CONFLICT = ErrorSpec(
+    "conflict", 400, INVALID, "Field '{param}': does not go together with '{other}'"
+)
+NEEDS = ErrorSpec("needs_field", 400, INVALID, "Field '{param}': needs '{other}'")
+EMPTY_PROMPT = ErrorSpec("empty_prompt", 400, INVALID, "the prompt is empty")
+# Three clients recognise an overflow by three different substrings of this text.
+CONTEXT_SIZE = ErrorSpec(
+    "context_length_exceeded",
+    400,
+    "exceed_context_size_error",
+    "request ({n_prompt_tokens} tokens) exceeds the available context size ({n_ctx} tokens),"
+    " try increasing it (context_length_exceeded)",
+)
+UNAUTHORIZED = ErrorSpec("unauthorized", 401, "authentication_error", "Invalid API Key")
+NOT_FOUND = ErrorSpec("not_found", 404, "not_found_error", "File Not Found")
+METHOD_NOT_ALLOWED = ErrorSpec(
+    "method_not_allowed", 405, INVALID, "this path does not answer this method"
+)
+BODY_TIMEOUT = ErrorSpec("body_timeout", 408, INVALID, "the body took too long to arrive")
+BODY_TOO_LARGE = ErrorSpec("body_too_large", 413, INVALID, "the body is too large")
+QUEUE_FULL = ErrorSpec(
+    "queue_full", 429, "rate_limit_error", "the queue is full ({limit} waiting)", 1
+)
+INTERNAL = ErrorSpec(
+    "internal", 500, "server_error", "the server failed on this request; it has been logged"
+)
+DRAINING = ErrorSpec(
+    "draining", 503, UNAVAILABLE, "the server is shutting down and takes no new requests", 5
+)
+STOPPED = ErrorSpec(
+    "stopped", 503, UNAVAILABLE, "the server stopped before the answer was complete", 5
+)
+NO_SLOT = ErrorSpec("no_slot", 503, UNAVAILABLE, "no slot available", 1)
+
+CATALOGUE = {value.code: value for value in list(globals().values()) if type(value) is ErrorSpec}
+"""Every entry by its name."""
+
+BODY_NUMBERS = frozenset({"n_prompt_tokens", "n_ctx"})
+"""Values that llama-server's clients read from the body as numbers."""
+
+
+class ApiError(Exception):
+    """An error from the catalogue with its values filled in."""
+
+    def __init__(self, spec: ErrorSpec, param: str | None = None, **values: int | float | str):
+        """``values`` are numbers, or words of ours; never a caller's."""
+        super().__init__(spec.code)
+        self.spec = spec
+        self.param = param
+        self.message = spec.text.format(param=param, **values)
+        self.numbers = {name: values[name] for name in values if name in BODY_NUMBERS}
+
+    def body(self) -> dict[str, Any]:
+        """Return what openai, LangChain, LiteLLM and llama.cpp's own clients all understand."""
+        return {
+            "error": {
+                "message": self.message,
+                "type": self.spec.type,
+                "param": self.param,
+                "code": self.spec.status,
+                **self.numbers,
+                "kvtrio": {"code": self.spec.code},
+            }
+        }
+
+    def headers(self) -> dict[str, str]:
+        if self.spec.retry_after_s is None:
+            return {}
+        return {"Retry-After": str(self.spec.retry_after_s)}

@@ -1,0 +1,232 @@
+"""A job under way: requests in the engine, and what they say, choice by choice.
+
+The one source of every answer; the dialects turn its deltas into frames, or its end into a body.
+"""
+
+from collections.abc import Callable
+
+import trio
+from attrs import define, field, frozen
+
+from kvtrio.core.batch import Sampled
+from kvtrio.core.events import Finished, Output, Progress, Rejected, Started, Submit, TokenOut
+from kvtrio.core.types import FinishReason, RejectReason, RequestId
+from kvtrio.engine import Engine, EngineStopped, HandleGroup, Refused
+from kvtrio.model.matcher import TextMatcher
+from kvtrio.serve.errors import (
+    CONTEXT_SIZE,
+    DRAINING,
+    EMPTY_PROMPT,
+    QUEUE_FULL,
+    STOPPED,
+    ApiError,
+)
+from kvtrio.serve.job import Job
+
+
+@define(eq=False, kw_only=True)
+class Choice:
+    """One of a job's answers and its account so far. Times in seconds of trio's clock."""
+
+    index: int
+    job: Job
+    matcher: TextMatcher
+    num_prompt_tokens: int
+    place: int | None = None
+    started_s: float | None = None
+    first_token_s: float | None = None
+    now_s: float = 0.0
+    """When it was last heard of."""
+    num_cached_tokens: int = 0
+    num_processed_tokens: int = 0
+    """Of the prompt: cached and computed."""
+    sampled: list[Sampled] = field(factory=list)
+    texts: list[str] = field(factory=list)
+    finished: Finished | None = None
+
+    @property
+    def prompt_index(self) -> int:
+        return self.index // self.job.n
+
+    @property
+    def text(self) -> str:
+        return "".join(self.texts)
+
+    @property
+    def is_silent(self) -> bool:
+        """The caller wants the prompt to be read and nothing written. The engine has to sample to
+        be done with a prompt; that token is dropped here."""
+        return self.job.max_new_tokens == 0
+
+
+@frozen
+class Prefill:
+    """So much of the prompt is done, ``time_s`` seconds after the request left the queue."""
+
+    choice: Choice
+    num_processed_tokens: int
+    time_s: float
+
+
+@frozen
+class Tokens:
+    """Tokens that were ready together, and the text that they made ready."""
+
+    choice: Choice
+    sampled: tuple[Sampled, ...]
+    text: str
+
+
+@frozen
+class End:
+    """The choice is complete; ``text`` was held back until now."""
+
+    choice: Choice
+    text: str
+
+
+Delta = Prefill | Tokens | End
+
+
+@define(eq=False)
+class Generation:
+    """For one reader; ``close`` is synchronous and always right."""
+
+    job: Job
+    choices: dict[RequestId, Choice]
+    _group: HandleGroup
+    _on_start: Callable[[int, Job], None]
+
+    @classmethod
+    def start(
+        cls, engine: Engine, job: Job, n_ctx: int, on_start: Callable[[int, Job], None]
+    ) -> "Generation":
+        """Hand the job's requests to the engine; raises ``ApiError`` if it refuses any.
+
+        ``on_start`` is told the place whenever a request enters one.
+        """
+        submits = [_submit(engine.new_id(), job, index, n_ctx) for index in range(job.num_answers)]
+        try:
+            group = engine.submit_all(submits)
+        except Refused as refused:
+            raise _refusal(refused.rejected, job) from None
+        except EngineStopped:
+            raise ApiError(STOPPED) from None
+        choices = {
+            submit.request_id: Choice(
+                index=index,
+                job=job,
+                matcher=job.matchers[index],
+                num_prompt_tokens=len(submit.token_ids),
+            )
+            for index, submit in enumerate(submits)
+        }
+        return cls(job, choices, group, on_start)
+
+    @property
+    def in_order(self) -> tuple[Choice, ...]:
+        return tuple(self.choices.values())
+
+    @property
+    def is_over(self) -> bool:
+        return all(choice.finished is not None for choice in self.choices.values())
+
+    async def read(self, deadline_s: float) -> list[Delta]:
+        """Wait for news; empty at the deadline. Raises ``ApiError`` if the engine has gone."""
+        with trio.move_on_at(deadline_s):
+            try:
+                return self._advance(await anext(self._group), trio.current_time())
+            except EngineStopped:
+                raise ApiError(STOPPED) from None
+        return []
+
+    def close(self) -> None:
+        """Forget the answers; what still runs is aborted. Idempotent."""
+        self._group.close()
+
+    def _advance(self, outputs: tuple[Output, ...], now: float) -> list[Delta]:
+        by_request: dict[RequestId, list[Output]] = {}
+        for output in outputs:
+            by_request.setdefault(output.request_id, []).append(output)
+        deltas: list[Delta] = []
+        for request_id, mine in by_request.items():
+            choice = self.choices[request_id]
+            choice.now_s = now
+            deltas += self._advance_choice(choice, mine)
+        return deltas
+
+    def _advance_choice(self, choice: Choice, outputs: list[Output]) -> list[Delta]:
+        deltas: list[Delta] = []
+        for output in outputs:
+            if isinstance(output, Started):
+                choice.place, choice.started_s = output.place, output.started_s
+                self._on_start(output.place, self.job)
+            elif isinstance(output, Progress):
+                deltas += _prefill(choice, output)
+        tokens = [output for output in outputs if isinstance(output, TokenOut)]
+        if tokens and not choice.is_silent:
+            deltas.append(_tokens(choice, tokens))
+        if isinstance(outputs[-1], Finished):
+            deltas.append(_end(choice, outputs[-1]))
+        return deltas
+
+
+def _submit(request_id: RequestId, job: Job, index: int, n_ctx: int) -> Submit:
+    wanted = job.max_new_tokens
+    return Submit(
+        request_id=request_id,
+        token_ids=job.prompts[index // job.n],
+        max_new_tokens=None if wanted is None else max(1, min(wanted, n_ctx)),
+        sampling=job.sampling_of(index),
+        matcher=job.matchers[index],
+        eos_ids=job.eos_ids,
+        place=job.place,
+    )
+
+
+def _refusal(rejected: Rejected, job: Job) -> ApiError:
+    match rejected.reason:
+        case RejectReason.TOO_LONG:
+            return ApiError(
+                CONTEXT_SIZE,
+                job.prompt_field,
+                n_prompt_tokens=rejected.num_prompt_tokens,
+                n_ctx=rejected.limit,
+            )
+        case RejectReason.EMPTY:
+            return ApiError(EMPTY_PROMPT, job.prompt_field)
+        case RejectReason.QUEUE_FULL:
+            return ApiError(QUEUE_FULL, limit=rejected.limit)
+        case RejectReason.DRAINING:
+            return ApiError(DRAINING)
+
+
+def _prefill(choice: Choice, progress: Progress) -> list[Delta]:
+    """The first report is preceded by one of what was there already."""
+    assert choice.started_s is not None
+    is_first = choice.num_processed_tokens == 0
+    choice.num_cached_tokens = progress.num_cached_tokens
+    choice.num_processed_tokens = progress.num_computed_tokens
+    report = Prefill(choice, progress.num_computed_tokens, choice.now_s - choice.started_s)
+    return [Prefill(choice, progress.num_cached_tokens, 0.0), report] if is_first else [report]
+
+
+def _tokens(choice: Choice, outputs: list[TokenOut]) -> Tokens:
+    if choice.first_token_s is None:
+        choice.first_token_s = choice.now_s
+    sampled = tuple(output.sampled for output in outputs)
+    text = "".join(output.text for output in outputs)
+    choice.sampled += sampled
+    choice.texts.append(text)
+    return Tokens(choice, sampled, text)
+
+
+def _end(choice: Choice, finished: Finished) -> End:
+    if finished.reason in (FinishReason.ABORT, FinishReason.ERROR):
+        raise ApiError(STOPPED)
+    text = "" if choice.is_silent else finished.text
+    choice.finished = finished
+    choice.num_cached_tokens = finished.num_cached_tokens
+    choice.num_processed_tokens = choice.num_prompt_tokens
+    choice.texts.append(text)
+    return End(choice, text)

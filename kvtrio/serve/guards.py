@@ -1,0 +1,58 @@
+"""What happens before and after every handler: preflight, API key, CORS headers."""
+
+from hmac import compare_digest
+
+from quart import Quart, Response, request
+from werkzeug.datastructures import Headers
+
+from kvtrio.serve.errors import UNAUTHORIZED, ApiError
+from kvtrio.serve.replies import error_reply
+
+PUBLIC_PATHS = frozenset({"/health", "/v1/health"})
+"""Answered without a key."""
+
+
+def install_guards(app: Quart, api_keys: tuple[str, ...]) -> None:
+    """Check order: preflight (empty 200), then the key, then the handler."""
+    keys = tuple(key.encode() for key in api_keys)
+
+    async def before() -> Response | None:
+        if request.method == "OPTIONS":
+            return Response(b"", 200, content_type="text/plain")
+        if request.path in PUBLIC_PATHS or is_allowed(request.headers, keys):
+            return None
+        return error_reply(ApiError(UNAUTHORIZED))
+
+    async def after(response: Response) -> Response:
+        response.headers.update(cors_headers(request.headers))
+        response.headers["Server"] = "kvtrio"
+        return response
+
+    app.before_request(before)
+    app.after_request(after)
+
+
+def is_allowed(headers: Headers, keys: tuple[bytes, ...]) -> bool:
+    """Whether the request brings one of ``keys``; without keys everybody may.
+
+    ``Authorization`` (with or without "Bearer ") comes before ``X-Api-Key``, as in llama-server.
+    """
+    if not keys:
+        return True
+    given = headers.get("Authorization") or headers.get("X-Api-Key") or ""
+    given_key = given.removeprefix("Bearer ").encode()
+    # No short cut: the time must not tell which key was nearly right.
+    matches = [compare_digest(given_key, key) for key in keys]
+    return any(matches)
+
+
+def cors_headers(headers: Headers) -> dict[str, str]:
+    """Any page may call: access is a matter of the key, and of the address listened on."""
+    origin = headers.get("Origin")
+    return {
+        "Access-Control-Allow-Origin": origin or "*",
+        "Access-Control-Allow-Credentials": "true",
+        "Access-Control-Allow-Methods": "GET, POST",
+        "Access-Control-Allow-Headers": "*, Authorization",
+        **({"Vary": "Origin"} if origin else {}),
+    }

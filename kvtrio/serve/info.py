@@ -1,0 +1,135 @@
+"""What the server says of itself: /props, /slots, /models, and the root."""
+
+from typing import Any
+
+from kvtrio import __version__
+from kvtrio.core.machine import CoreStatistics
+from kvtrio.core.places import PlaceView
+from kvtrio.serve.dialect import BUILD
+from kvtrio.serve.served import ServedModel
+from kvtrio.serve.services import ServeSettings
+from kvtrio.serve.shown_settings import default_settings
+
+PlaceSettings = dict[int, dict[str, Any]]
+"""Per place, the settings of the request that runs there or was the last to."""
+
+
+def root(model: ServedModel) -> dict[str, Any]:
+    """GET /"""
+    return {
+        "name": "kvtrio",
+        "version": __version__,
+        "model": model.alias,
+        "endpoints": ["/v1/chat/completions", "/v1/completions", "/completion", "/v1/models"],
+    }
+
+
+def models(model: ServedModel, settings: ServeSettings) -> dict[str, Any]:
+    """GET /v1/models: Ollama's list and OpenAI's; ``max_model_len`` is what vLLM's clients read."""
+    listed = {
+        "name": model.alias,
+        "model": model.alias,
+        "modified_at": "",
+        "size": "",
+        "digest": "",
+        "type": "model",
+        "description": "",
+        "tags": [""],
+        "capabilities": ["completion"],
+        "parameters": "",
+        "details": {
+            "parent_model": "",
+            "format": "gguf",
+            "family": model.spec.architecture,
+            "families": [model.spec.architecture],
+            "parameter_size": "",
+            "quantization_level": model.ftype,
+        },
+    }
+    data = {
+        "id": model.alias,
+        "aliases": [model.alias],
+        "tags": [],
+        "object": "model",
+        "created": int(settings.clock()),
+        "owned_by": "kvtrio",
+        "architecture": {"input_modalities": ["text"], "output_modalities": ["text"]},
+        "max_model_len": settings.n_ctx,
+        "meta": {
+            "n_vocab": model.tokenizer.vocab_size,
+            "n_ctx": settings.n_ctx,
+            "n_ctx_train": model.spec.context_length,
+            "n_embd": model.spec.hidden_size,
+            "n_params": model.n_params,
+            "size": model.size,
+            "ftype": model.ftype,
+        },
+    }
+    return {"models": [listed], "object": "list", "data": [data]}
+
+
+def props(model: ServedModel, settings: ServeSettings) -> dict[str, Any]:
+    """GET /props"""
+    return {
+        "default_generation_settings": {
+            "params": default_settings(settings.sampling),
+            "n_ctx": settings.n_ctx,
+        },
+        "total_slots": settings.num_places,
+        "model_alias": model.alias,
+        "model_ftype": model.ftype,
+        "model_path": model.model_path_name,
+        "modalities": {"vision": False, "video": False, "audio": False},
+        "media_marker": "",
+        "endpoint_slots": True,
+        "endpoint_props": False,
+        "endpoint_metrics": False,
+        "ui": False,
+        "ui_settings": {},
+        "chat_template": model.template.source,
+        "chat_template_caps": model.template.caps(),
+        "bos_token": model.tokenizer.bos_text,
+        "eos_token": model.tokenizer.eos_text,
+        "build_info": BUILD,
+        "is_sleeping": False,
+        "cors_proxy_enabled": False,
+        "kvtrio": {"chat_template_name": model.template.name, "note": model.template_note},
+    }
+
+
+def slots(
+    statistics: CoreStatistics, settings: ServeSettings, shown: PlaceSettings
+) -> list[dict[str, Any]]:
+    """GET /slots: counts only, never text or tokens."""
+    return [_slot(view, settings, shown) for view in statistics.places]
+
+
+def _slot(view: PlaceView, settings: ServeSettings, shown: PlaceSettings) -> dict[str, Any]:
+    slot: dict[str, Any] = {
+        "id": view.place,
+        "n_ctx": settings.n_ctx,
+        "speculative": False,
+        "is_processing": view.is_processing,
+    }
+    if view.request_id is None or view.place not in shown:
+        return slot
+    return {**slot, **_counts(view), "params": shown[view.place]}
+
+
+def _counts(view: PlaceView) -> dict[str, Any]:
+    is_busy, limit = view.is_processing, view.max_new_tokens
+    decoded = view.num_generated_tokens if is_busy else 0
+    return {
+        "id_task": view.request_id,
+        "n_prompt_tokens": view.num_prompt_tokens + view.num_generated_tokens,
+        "n_prompt_tokens_processed": view.num_computed_tokens if is_busy else 0,
+        "n_prompt_tokens_cache": view.num_cached_tokens if is_busy else 0,
+        "next_token": [
+            {
+                "has_next_token": is_busy,
+                "has_new_line": False,
+                "n_remain": limit - decoded if is_busy and limit is not None else -1,
+                "n_decoded": decoded,
+            }
+        ],
+    }

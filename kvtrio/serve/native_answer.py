@@ -1,0 +1,110 @@
+"""llama-server's own answers: POST /completion."""
+
+from typing import Any
+
+from attrs import frozen
+
+from kvtrio.core.batch import Sampled
+from kvtrio.serve.accounts import is_truncated, prompt_progress, stop_type, timings
+from kvtrio.serve.dialect import Origin, Payload
+from kvtrio.serve.generation import Choice, Delta, End, Generation, Prefill, Tokens
+from kvtrio.serve.probabilities import entries
+from kvtrio.serve.shown_settings import full_settings
+
+
+@frozen
+class NativeDialect:
+    """A ``Dialect``. Its streams have no [DONE]; tokens that were ready together share an event."""
+
+    generation: Generation
+    origin: Origin
+    end = b""
+
+    def frames(self, delta: Delta) -> list[Payload]:
+        choice = delta.choice
+        match delta:
+            case Prefill() if not choice.job.wants.progress:
+                return []
+            case Prefill():
+                return [self._part(choice, prompt_progress=prompt_progress(delta))]
+            case Tokens(_, sampled, text):
+                return [self._tokens(choice, sampled, text)]
+            case End(_, text):
+                # The final object of a stream has no content; what was held back goes before it.
+                tail = [self._part(choice, content=text)] if text else []
+                return [*tail, self._final(choice, is_stream=True)]
+
+    def last_frames(self) -> list[Payload]:
+        return []
+
+    def body(self) -> Any:
+        finals = [self._final(choice) for choice in self.generation.in_order]
+        return finals[0] if len(finals) == 1 else finals
+
+    def _tokens(self, choice: Choice, sampled: tuple[Sampled, ...], text: str) -> Payload:
+        more: Payload = {"content": text, "tokens": [token.token_id for token in sampled]}
+        if choice.job.sampling.num_logprobs is not None:
+            more["completion_probabilities"] = self._probabilities(choice, sampled)
+        return self._part(choice, **more)
+
+    def _part(self, choice: Choice, **more: Any) -> Payload:
+        part = {
+            "index": choice.index,
+            "content": "",
+            "tokens": [],
+            "stop": False,
+            "id_slot": choice.place,
+            "tokens_predicted": len(choice.sampled),
+            "tokens_evaluated": choice.num_prompt_tokens,
+            **more,
+        }
+        if choice.job.wants.timings_per_token:
+            part["timings"] = timings(choice)
+        return part
+
+    def _final(self, choice: Choice, *, is_stream: bool = False) -> Payload:
+        final = {
+            **self._content(choice, is_stream),
+            "stop": True,
+            "model": self.origin.model.alias,
+            "tokens_predicted": len(choice.sampled),
+            "tokens_evaluated": choice.num_prompt_tokens,
+            "generation_settings": full_settings(choice.job),
+            "prompt": choice.job.prompt_texts[choice.prompt_index],
+            "has_new_line": any("\n" in text for text in choice.texts),
+            "truncated": is_truncated(choice, self.origin.n_ctx),
+            "stop_type": stop_type(choice),
+            "stopping_word": choice.matcher.stop_word or "",
+            # What the place holds; the last token was sampled but never computed.
+            "tokens_cached": choice.num_prompt_tokens + max(len(choice.sampled) - 1, 0),
+            "timings": timings(choice),
+        }
+        fields = choice.job.wants.response_fields
+        return _picked(final, fields) if fields else final
+
+    def _content(self, choice: Choice, is_stream: bool) -> Payload:
+        shown = [] if is_stream or not choice.job.wants.tokens else choice.sampled
+        content: Payload = {
+            "index": choice.index,
+            "content": "" if is_stream else choice.text,
+            "tokens": [token.token_id for token in shown],
+            "id_slot": choice.place,
+        }
+        if not is_stream and choice.job.sampling.num_logprobs is not None:
+            content["completion_probabilities"] = self._probabilities(choice, tuple(choice.sampled))
+        return content
+
+    def _probabilities(self, choice: Choice, sampled: tuple[Sampled, ...]) -> list[Payload]:
+        return entries(choice, sampled, self.origin.model.tokenizer)
+
+
+def _picked(final: Payload, fields: tuple[str, ...]) -> Payload:
+    """Return the members named by ``fields``; "a/b" names b inside a. Missing ones are left out."""
+    picked: Payload = {}
+    for field in fields:
+        value: Any = final
+        for name in field.split("/"):
+            value = value.get(name, ...) if isinstance(value, dict) else ...
+        if value is not ...:
+            picked[field] = value
+    return picked

@@ -1,0 +1,114 @@
+"""From a body's bytes to a ``Job``, per route. Pure; slow enough to run beside the event loop."""
+
+from attrs import evolve, frozen
+
+from kvtrio.model.matcher import TextMatcher
+from kvtrio.serve.chat import chat_prompt
+from kvtrio.serve.errors import NEEDS, OUT_OF_RANGE, ApiError
+from kvtrio.serve.job import Job, Wants
+from kvtrio.serve.prompts import TokenIds, prompt_token_ids
+from kvtrio.serve.sampling import (
+    is_seeded,
+    max_new_tokens,
+    num_answers,
+    sampling_params,
+    stop_strings,
+)
+from kvtrio.serve.schema import (
+    MAX_TOP_LOGPROBS,
+    ChatBody,
+    GenerationBody,
+    NativeBody,
+    TextBody,
+    parse,
+)
+from kvtrio.serve.served import ServedModel
+from kvtrio.serve.services import ServeSettings
+
+
+@frozen
+class Preparer:
+    """Makes jobs; every method raises ``ApiError`` and touches nothing but its arguments."""
+
+    model: ServedModel
+    settings: ServeSettings
+
+    def native(self, raw: bytes, seed: int) -> Job:
+        """POST /completion. ``seed`` is for a request without one, here and below."""
+        body = parse(raw, NativeBody)
+        prompts = prompt_token_ids(body.prompt, self.model.tokenizer)
+        num_probs = body.n_probs or body.logprobs or None
+        job = self._job(body, prompts, num_probs, seed)
+        wants = evolve(job.wants, response_fields=tuple(body.response_fields or ()))
+        texts = tuple(self.model.tokenizer.decode(ids) for ids in prompts)
+        return evolve(job, wants=wants, prompt_texts=texts)
+
+    def text(self, raw: bytes, seed: int) -> Job:
+        """POST /v1/completions. ``logprobs: 0`` tells the chosen tokens' own."""
+        body = parse(raw, TextBody)
+        prompts = prompt_token_ids(body.prompt, self.model.tokenizer)
+        return self._job(body, prompts, body.n_probs or body.logprobs, seed)
+
+    def chat(self, raw: bytes, seed: int) -> Job:
+        """POST /v1/chat/completions."""
+        body = parse(raw, ChatBody)
+        num_probs = _num_chat_logprobs(body)
+        prompt = chat_prompt(body, self.model, self.settings.clock())
+        ids = self.model.tokenizer.encode(prompt, add_special=True, parse_special=True)
+        return evolve(self._job(body, (tuple(ids),), num_probs, seed), prompt_field="messages")
+
+    def _job(
+        self, body: GenerationBody, prompts: tuple[TokenIds, ...], num_probs: int | None, seed: int
+    ) -> Job:
+        tokenizer = self.model.tokenizer
+        sampling = sampling_params(body, self.settings.sampling, tokenizer, seed)
+        n, stops = self._checked_n(body), stop_strings(body)
+        return Job(
+            prompts=prompts,
+            prompt_field="prompt",
+            n=n,
+            max_new_tokens=max_new_tokens(body),
+            sampling=evolve(sampling, num_logprobs=num_probs),
+            is_seeded=is_seeded(body),
+            ignore_eos=bool(body.ignore_eos),
+            eos_ids=frozenset() if body.ignore_eos else tokenizer.eog_ids,
+            stops=stops,
+            matchers=tuple(TextMatcher(tokenizer, stops) for _ in range(len(prompts) * n)),
+            place=self._checked_place(body),
+            wants=_wants(body),
+        )
+
+    def _checked_n(self, body: GenerationBody) -> int:
+        number, high = num_answers(body), self.settings.num_places
+        if number > high:
+            raise ApiError(OUT_OF_RANGE, "n", low=1, high=high)
+        return number
+
+    def _checked_place(self, body: GenerationBody) -> int | None:
+        place, high = body.id_slot, self.settings.num_places - 1
+        if place is None or place == -1:
+            return None
+        if place > high:
+            raise ApiError(OUT_OF_RANGE, "id_slot", low=-1, high=high)
+        return place
+
+
+def _num_chat_logprobs(body: ChatBody) -> int | None:
+    if body.logprobs:
+        return MAX_TOP_LOGPROBS if body.top_logprobs is None else body.top_logprobs
+    if body.top_logprobs:
+        raise ApiError(NEEDS, "top_logprobs", other="logprobs")
+    return body.n_probs or None
+
+
+def _wants(body: GenerationBody) -> Wants:
+    options, ping_s = body.stream_options, body.sse_ping_interval
+    return Wants(
+        stream=bool(body.stream),
+        include_usage=bool(options and options.include_usage),
+        tokens=bool(body.return_tokens),
+        progress=bool(body.return_progress),
+        timings_per_token=bool(body.timings_per_token),
+        # Never off: a write is what shows that a client has left.
+        heartbeat_s=float(ping_s) if ping_s is not None and ping_s > 0 else None,
+    )

@@ -1,0 +1,153 @@
+"""The bodies of requests, as they may arrive; null counts as absent everywhere.
+
+Types are strict and numbers have ranges. What is checked here needs no knowledge of the model; the
+rest follows in ``sampling``, ``prompts`` and ``chat``.
+"""
+
+import re
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+from msgspec import Meta, Raw
+
+from kvtrio.serve.errors import BAD_JSON, TOO_DEEP, WRONG_VALUE, ApiError
+from kvtrio.serve.fields import refuse_unsupported
+
+MAX_TOP_LOGPROBS = 20
+MAX_PROBS = 100
+MAX_STOPS = 64
+MAX_STOP_CHARS = 4096
+"""All stop strings of a request together."""
+MAX_BIASES = 1024
+MAX_BIAS_CHARS = 256
+"""Of one key of ``logit_bias`` that is text."""
+MAX_PROMPTS = 64
+MAX_MESSAGES = 4096
+MAX_NAME_CHARS = 64
+
+T = TypeVar("T")
+Count = Annotated[int, Meta(ge=0)]
+Limit = Annotated[int, Meta(ge=-1)]
+"""-1: none."""
+Share = Annotated[float, Meta(ge=0, le=1)]
+Penalty = Annotated[float, Meta(ge=-100, le=100)]
+Stop = str | Annotated[list[str], Meta(max_length=MAX_STOPS)]
+Bias = float | bool
+Biases = (
+    Annotated[list[tuple[int | str, Bias]], Meta(max_length=MAX_BIASES)]
+    | Annotated[dict[str, Bias], Meta(max_length=MAX_BIASES)]
+)
+
+
+class StreamOptions(msgspec.Struct):
+    include_usage: bool | None = None
+
+
+class GenerationBody(msgspec.Struct, kw_only=True):
+    """Fields that all three completion routes share, in both dialects."""
+
+    # how much
+    n_predict: Limit | None = None
+    max_completion_tokens: Limit | None = None
+    max_tokens: Limit | None = None
+    n: Annotated[int, Meta(ge=1)] | None = None
+    n_cmpl: Annotated[int, Meta(ge=1)] | None = None
+    best_of: Annotated[int, Meta(ge=1)] | None = None
+    stop: Stop | None = None
+    ignore_eos: bool | None = None
+    # where
+    id_slot: Limit | None = None
+    # which token
+    temperature: Annotated[float, Meta(ge=0, le=1000)] | None = None
+    top_k: Limit | None = None
+    top_p: Share | None = None
+    min_p: Share | None = None
+    typical_p: Share | None = None
+    top_n_sigma: Annotated[float, Meta(ge=-1, le=1000)] | None = None
+    repeat_penalty: Annotated[float, Meta(gt=0, le=100)] | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0, le=100)] | None = None
+    """vLLM's name for ``repeat_penalty``."""
+    repeat_last_n: Count | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    logit_bias: Biases | None = None
+    seed: int | None = None
+    n_probs: Annotated[int, Meta(ge=0, le=MAX_PROBS)] | None = None
+    # what to tell
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    return_tokens: bool | None = None
+    return_progress: bool | None = None
+    timings_per_token: bool | None = None
+    sse_ping_interval: Limit | None = None
+
+
+class NativeBody(GenerationBody, kw_only=True):
+    """POST /completion."""
+
+    prompt: Any = None
+    logprobs: Annotated[int, Meta(ge=0, le=MAX_PROBS)] | None = None
+    response_fields: Annotated[list[str], Meta(max_length=64)] | None = None
+
+
+class TextBody(GenerationBody, kw_only=True):
+    """POST /v1/completions."""
+
+    prompt: Any = None
+    logprobs: Annotated[int, Meta(ge=0, le=MAX_PROBS)] | None = None
+
+
+class ChatBody(GenerationBody, kw_only=True):
+    """POST /v1/chat/completions; /apply-template reads the first five fields of it."""
+
+    messages: Annotated[list[dict[str, Any]], Meta(max_length=MAX_MESSAGES)] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: Annotated[str, Meta(max_length=MAX_NAME_CHARS)] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+
+
+class TokenizeBody(msgspec.Struct, kw_only=True):
+    """POST /tokenize."""
+
+    content: Any = None
+    add_special: bool | None = None
+    parse_special: bool | None = None
+    with_pieces: bool | None = None
+
+
+class DetokenizeBody(msgspec.Struct, kw_only=True):
+    """POST /detokenize."""
+
+    tokens: list[int] | None = None
+
+
+def parse(body: bytes, kind: type[T]) -> T:
+    """Return ``body`` as ``kind``; raises ``ApiError``."""
+    refuse_unsupported(_decoded(body, dict[str, Raw]))
+    return _decoded(body, kind)
+
+
+def _decoded(body: bytes, kind: type[T]) -> T:
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.ValidationError as error:
+        raise _wrong_value(str(error)) from None
+    except msgspec.DecodeError:
+        raise ApiError(BAD_JSON) from None
+    except RecursionError:
+        raise ApiError(TOO_DEEP) from None
+
+
+_PLACE = re.compile(r"(?P<why>.*) - at `\$\.?(?P<path>[\w.\[\]]+)`", re.DOTALL)
+_WHY = re.compile(r"(Expected|Number out of range|Integer value out of range)[\w`|<>=,. +-]*")
+
+
+def _wrong_value(text: str) -> ApiError:
+    """msgspec names types, bounds and fields, all of them ours; anything else is left out."""
+    if (found := _PLACE.fullmatch(text)) is None:
+        return ApiError(BAD_JSON)
+    why = found["why"] if _WHY.fullmatch(found["why"]) else "wrong value"
+    return ApiError(WRONG_VALUE, found["path"], expected=why.replace("`", "").lower())

@@ -1,0 +1,55 @@
+"""What the HTTP layer knows of the model it serves: text in, text out, and facts to show."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from attrs import frozen
+
+from kvtrio.model.spec import ModelSpec
+from kvtrio.model.template import ChatTemplate
+
+
+class TextTokenizer(Protocol):
+    """The part of ``kvtrio.model.tokenizer.Tokenizer`` that the routes use."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def eog_ids(self) -> frozenset[int]: ...
+
+    @property
+    def bos_text(self) -> str: ...
+
+    @property
+    def eos_text(self) -> str: ...
+
+    @property
+    def add_bos(self) -> bool: ...
+
+    def encode(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]: ...
+
+    def decode(self, ids: Sequence[int]) -> str: ...
+
+    def token_bytes(self, token_id: int) -> bytes: ...
+
+    def is_control(self, token_id: int) -> bool: ...
+
+
+@frozen(kw_only=True)
+class ServedModel:
+    """Built once by the command line, before the first request."""
+
+    alias: str
+    """The model's name in every answer."""
+    tokenizer: TextTokenizer
+    template: ChatTemplate
+    spec: ModelSpec
+    model_path_name: str
+    """The file's name; its folder is nobody's business."""
+    size: int
+    """Bytes of the weights in the file."""
+    n_params: int
+    ftype: str
+    template_note: str | None = None
+    """Set when the model brought no template of its own: which one stands in."""

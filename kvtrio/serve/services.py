@@ -1,0 +1,44 @@
+"""Everything a request needs, handed in once; routes reach nothing else."""
+
+from collections.abc import Callable
+
+from attrs import field, frozen
+
+from kvtrio.core.sampling import SamplingParams
+from kvtrio.engine import Engine
+from kvtrio.engine.offload import Offload
+from kvtrio.serve.served import ServedModel
+
+
+@frozen(kw_only=True)
+class ServeSettings:
+    """Fixed at start. Times in seconds."""
+
+    n_ctx: int
+    """Longest request, prompt and answer together, in tokens."""
+    num_places: int
+    clock: Callable[[], float]
+    """Unix time, for ``created``."""
+    new_id: Callable[[], str]
+    """32 characters, fresh each time, for the ids of answers and chunks."""
+    new_seed: Callable[[], int]
+    """For requests that bring none."""
+    api_keys: tuple[str, ...] = ()
+    """Any of them opens the API; none: it is open."""
+    sampling: SamplingParams = field(factory=SamplingParams)
+    """What a request gets that says nothing; llama-server's defaults."""
+    heartbeat_s: float = 5.0
+    """A stream that is silent for so long gets a comment: it keeps proxies patient, and a write is
+    what shows that a client has left."""
+    max_body_bytes: int = 16 << 20
+    body_timeout_s: float = 60.0
+
+
+@frozen(kw_only=True)
+class Services:
+    """The engine, the model and the settings behind one application."""
+
+    engine: Engine
+    model: ServedModel
+    offload: Offload
+    settings: ServeSettings

@@ -1,0 +1,203 @@
+"""The engine in virtual time: no threads; ``virtual_http`` puts HTTP on top.
+
+Use with pytest-trio's ``autojump_clock`` fixture, or run a scenario with ``run_virtual``.
+
+>>> async def test_it(autojump_clock: MockClock) -> None:
+...     async with sim_stack() as stack:
+...         with stack.engine.submit(stack.request((1, 2, 3))) as handle:
+...             async for outputs in handle: ...
+"""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+import trio
+from attrs import Factory, define, evolve, field, frozen
+from trio.testing import MockClock
+
+from harness.core_fakes import NumberMatcher
+from harness.virtual_http import Answer, Call, VirtualServer
+from kvtrio.backends.base import BackendInfo
+from kvtrio.backends.sim import HashTokens, Moment, SimBackend, StepCost, TokenFunction
+from kvtrio.core.batch import Batch
+from kvtrio.core.config import CoreConfig, Group
+from kvtrio.core.events import Finished, Matcher, Output, Submit, TokenOut
+from kvtrio.core.machine import Core
+from kvtrio.core.policy import Policy
+from kvtrio.core.sampling import SamplingParams
+from kvtrio.core.types import StateClass
+from kvtrio.engine import Engine, Handle, open_engine
+from kvtrio.engine.executor import VirtualExecutor
+from kvtrio.engine.records import RequestRecord, StepRecord
+from kvtrio.schedulers.fcfs import FCFS
+
+__all__ = [
+    "Answer",
+    "Call",
+    "Records",
+    "SimSettings",
+    "SimStack",
+    "VirtualServer",
+    "answer_of",
+    "read_all",
+    "run_virtual",
+    "script",
+    "sim_stack",
+]
+
+T = TypeVar("T")
+
+HORIZON_S = 1e6
+"""A deadlock under the autojump clock would spin for ever; here it becomes ``TooSlowError``."""
+GROUPS = (Group(StateClass.TOKEN, None, 24), Group(StateClass.WINDOW, 16, 24))
+
+
+def run_virtual(main: Callable[[], Awaitable[T]], *, horizon_s: float = HORIZON_S) -> T:
+    """Run ``main`` under an autojumping clock that starts at 0."""
+
+    async def bounded() -> T:
+        with trio.fail_after(horizon_s):
+            return await main()
+
+    return trio.run(bounded, clock=MockClock(autojump_threshold=0))
+
+
+@frozen(kw_only=True)
+class SimSettings:
+    """A small server; ``config`` keeps the core's own rules (pool = places x context)."""
+
+    num_places: int = 4
+    max_context: int = 256
+    max_waiting: int = 64
+    max_batch_tokens: int = 32
+    block_size: int = 4
+    vocab_size: int = 1000
+    groups: tuple[Group, ...] = GROUPS
+    policy: Policy = Factory(FCFS)
+    token_function: TokenFunction | None = None
+    """None: tokens by hash, all of ``vocab_size``."""
+    cost: Callable[[Batch], float] = Factory(StepCost)
+    horizon_s: float = HORIZON_S
+
+    @property
+    def config(self) -> CoreConfig:
+        return CoreConfig(
+            groups=self.groups,
+            block_size=self.block_size,
+            num_blocks=self.num_places * -(-self.max_context // self.block_size),
+            num_places=self.num_places,
+            max_context=self.max_context,
+            max_waiting=self.max_waiting,
+            max_batch_tokens=self.max_batch_tokens,
+        )
+
+    @property
+    def info(self) -> BackendInfo:
+        config = self.config
+        return BackendInfo(
+            name="sim",
+            groups=config.groups,
+            block_size=config.block_size,
+            num_blocks=config.num_blocks,
+            vocab_size=self.vocab_size,
+            max_context=config.max_context,
+            pool_bytes=0,
+            weight_bytes=0,
+        )
+
+    def backend(self) -> SimBackend:
+        return SimBackend(self.info, self.token_function or HashTokens(self.vocab_size))
+
+
+@define
+class Records:
+    """Observer that keeps everything."""
+
+    steps: list[StepRecord] = field(factory=list)
+    requests: list[RequestRecord] = field(factory=list)
+
+    def step(self, record: StepRecord) -> None:
+        self.steps.append(record)
+
+    def request(self, record: RequestRecord) -> None:
+        self.requests.append(record)
+
+
+@frozen
+class SimStack:
+    """A running engine and what it is made of."""
+
+    engine: Engine
+    core: Core
+    backend: SimBackend
+    records: Records
+    settings: SimSettings
+
+    def request(
+        self,
+        token_ids: tuple[int, ...],
+        max_new_tokens: int | None = 8,
+        *,
+        matcher: Matcher | None = None,
+        **changes: Any,
+    ) -> Submit:
+        """A greedy request with a fresh id, whose text is its token numbers."""
+        request = Submit(
+            request_id=self.engine.new_id(),
+            token_ids=token_ids,
+            max_new_tokens=max_new_tokens,
+            sampling=SamplingParams(temperature=0.0),
+            matcher=matcher or NumberMatcher(),
+        )
+        return evolve(request, **changes)
+
+    @property
+    def num_free_blocks(self) -> tuple[int, ...]:
+        return self.engine.statistics().num_free_blocks
+
+    @property
+    def is_empty(self) -> bool:
+        """Nothing waits or runs, and every block is free."""
+        statistics = self.engine.statistics()
+        is_free = set(statistics.num_free_blocks) == {self.settings.config.num_blocks}
+        return is_free and not (statistics.num_running or statistics.num_waiting)
+
+
+@asynccontextmanager
+async def sim_stack(settings: SimSettings | None = None) -> AsyncIterator[SimStack]:
+    """Core, policy, sim backend and virtual executor under a paranoid engine; needs a mock clock.
+
+    The body has ``horizon_s`` of virtual time.
+    """
+    # pytest-trio sees the fixture only as an argument of the test itself, not by ``usefixtures``.
+    assert isinstance(trio.lowlevel.current_clock(), MockClock), "ask for autojump_clock"
+    settings = settings or SimSettings()
+    core, backend, records = Core(settings.config, settings.policy), settings.backend(), Records()
+    executor = VirtualExecutor(backend, settings.cost)
+    with trio.fail_after(settings.horizon_s):
+        async with open_engine(core, executor, records, paranoid=True) as engine:
+            yield SimStack(engine, core, backend, records, settings)
+
+
+async def read_all(handle: Handle) -> list[Output]:
+    """Everything a request says, to its end."""
+    return [output async for outputs in handle for output in outputs]
+
+
+async def answer_of(handle: Handle) -> tuple[tuple[int, ...], Finished]:
+    """A request's token ids and its account."""
+    outputs = await read_all(handle)
+    tokens = tuple(each.sampled.token_id for each in outputs if isinstance(each, TokenOut))
+    finished = outputs[-1]
+    assert isinstance(finished, Finished)
+    return tokens, finished
+
+
+def script(token_ids: tuple[int, ...], then: int) -> TokenFunction:
+    """Every request gets these tokens in turn, whatever it asked, and ``then`` from there on."""
+
+    def choose(moment: Moment) -> int:
+        return token_ids[moment.index] if moment.index < len(token_ids) else then
+
+    return choose

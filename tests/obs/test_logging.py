@@ -1,0 +1,194 @@
+"""The log file: envelope, levels, library messages, file mode."""
+
+import io
+import json
+import logging
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvtrio.core.types import FinishReason, RequestId
+from kvtrio.engine.records import RequestRecord, StepRecord
+from kvtrio.obs.events import Library, LibraryNote, LoopStall
+from kvtrio.obs.instrument import StallWatch
+from kvtrio.obs.logging import Clock, Log, install_bridge, open_log_file
+from kvtrio.obs.observer import JsonObserver, StepSampling
+from kvtrio.obs.schema import Level
+
+CANARY = "canary-in-a-message"
+CLOCK = Clock(monotonic_ns=lambda: 123, wall_s=lambda: 1_800_000_000.5)
+
+
+def lines(out: io.BytesIO) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in out.getvalue().splitlines()]
+
+
+@pytest.fixture
+def out() -> io.BytesIO:
+    return io.BytesIO()
+
+
+@pytest.fixture
+def bridged(out: io.BytesIO) -> Iterator[Log]:
+    """Libraries log into ``out``; pytest's own handlers come back afterwards."""
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    log = Log(out, CLOCK, Level.DEBUG)
+    install_bridge(log)
+    yield log
+    logging.captureWarnings(False)
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+def test_envelope(out: io.BytesIO) -> None:
+    """Each line has schema, number, both times, level and name before its own fields."""
+    log = Log(out, CLOCK)
+    log.emit(LoopStall(held_s=0.25))
+    log.emit(LoopStall(held_s=0.5))
+    first, second = lines(out)
+    assert list(first.items()) == [
+        ("schema", "kvtrio.decision/1"),
+        ("seq", 1),
+        ("timestamp", "2027-01-15T08:00:00.500000Z"),
+        ("ts_mono_ns", 123),
+        ("level", "warning"),
+        ("event", "loop.stall"),
+        ("held_s", 0.25),
+    ]
+    assert second["seq"] == 2
+
+
+def test_quiet_lines_are_left_out(out: io.BytesIO) -> None:
+    """Below the level nothing is written, and no number is used up."""
+    log = Log(out, CLOCK, Level.ERROR)
+    log.emit(LoopStall(held_s=0.25))
+    assert out.getvalue() == b""
+
+
+def test_a_full_disk_does_not_end_the_server() -> None:
+    """A line that cannot be written is counted, not raised."""
+
+    class Full(io.BytesIO):
+        def write(self, _: Any) -> int:
+            raise OSError(28, "No space left on device")
+
+    log = Log(Full(), CLOCK)
+    log.emit(LoopStall(held_s=0.25))
+    assert log.num_lost == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "library"),
+    [
+        ("hypercorn.error", Library.HYPERCORN),
+        ("trio.abc.Instrument", Library.TRIO),
+        ("kvtrio.serve.app", Library.KVTRIO),
+        (CANARY, Library.OTHER),
+    ],
+)
+def test_library_messages_keep_only_their_origin(
+    bridged: Log, out: io.BytesIO, name: str, library: Library
+) -> None:
+    """Neither message, arguments, exception text nor an unknown logger's name gets through."""
+    try:
+        raise ValueError(CANARY)
+    except ValueError:
+        logging.getLogger(name).exception("failed on %s", CANARY, extra={"user": CANARY})
+    (line,) = lines(out)
+    assert CANARY not in out.getvalue().decode()
+    assert (line["event"], line["library"]) == ("library.note", library.value)
+    assert (line["severity"], line["error"]) == ("error", "builtins.ValueError")
+
+
+def test_warnings_keep_only_their_origin(bridged: Log, out: io.BytesIO) -> None:
+    """The warnings module prints nothing of its own."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        logging.captureWarnings(True)
+        warnings.warn(CANARY, stacklevel=1)
+    assert CANARY not in out.getvalue().decode()
+    assert [line["library"] for line in lines(out)] == ["py"]
+
+
+def test_log_file_is_private_and_appended_to(tmp_path: Path) -> None:
+    """A new file belongs to its owner; an old one is continued."""
+    path = tmp_path / "log.jsonl"
+    for _ in range(2):
+        with open_log_file(path) as file:
+            Log(file, CLOCK).emit(LoopStall(held_s=0.25))
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert len(path.read_bytes().splitlines()) == 2
+
+
+def a_step(step: int, duration_s: float) -> StepRecord:
+    return StepRecord(
+        step=step,
+        num_chunks=2,
+        num_prefill_tokens=9,
+        num_decode_rows=1,
+        num_waiting=0,
+        num_running=2,
+        duration_s=duration_s,
+    )
+
+
+@pytest.mark.parametrize(
+    ("level", "written"), [(Level.INFO, [0, 3, 10]), (Level.DEBUG, list(range(12)))]
+)
+def test_steps_are_sampled(out: io.BytesIO, level: Level, written: list[int]) -> None:
+    """Every tenth step and every slow one; all at level debug."""
+    observer = JsonObserver(Log(out, CLOCK, level), StepSampling(every=10, slow_s=2.0))
+    for step in range(12):
+        observer.step(a_step(step, 2.0 if step == 3 else 0.1))
+    assert [line["step"] for line in lines(out)] == written
+    assert [line["step"] for line in lines(out) if line["is_slow"]] == [3]
+    assert observer.num_steps == 12
+
+
+def test_one_line_per_request(out: io.BytesIO) -> None:
+    """The record's numbers under the record's names."""
+    observer = JsonObserver(Log(out, CLOCK))
+    observer.request(
+        RequestRecord(
+            request_id=RequestId(4),
+            reason=FinishReason.STOP,
+            stopped_by_text=True,
+            place=1,
+            num_prompt_tokens=20,
+            num_cached_tokens=0,
+            num_computed_tokens=20,
+            num_generated_tokens=5,
+            queue_s=0.5,
+            prefill_s=0.25,
+            decode_s=1.0,
+            gap_p50_s=0.25,
+            gap_p99_s=0.25,
+            gap_max_s=None,
+        )
+    )
+    (line,) = lines(out)
+    assert (line["event"], line["request_id"], line["reason"]) == ("request.done", 4, "stop")
+    assert (line["num_prompt_tokens"], line["gap_max_s"]) == (20, None)
+    assert observer.num_requests == 1
+
+
+def test_a_stall_is_reported_with_its_length(out: io.BytesIO) -> None:
+    """Only a task that held the loop longer than the limit makes a line."""
+    times = iter([0.0, 0.01, 1.0, 1.5])
+    watch = StallWatch(Log(out, CLOCK), now_s=lambda: next(times))
+    for _ in range(2):
+        watch.before_task_step(object())
+        watch.after_task_step(object())
+    assert [line["held_s"] for line in lines(out)] == [0.5]
+
+
+def test_notes_have_a_level_of_their_own(out: io.BytesIO) -> None:
+    """The library's severity is a field; it does not decide whether the line is written."""
+    Log(out, CLOCK).emit(
+        LibraryNote(library=Library.TORCH, severity=Level.DEBUG, line=1, error=None)
+    )
+    assert lines(out)[0]["level"] == "warning"
