@@ -45,7 +45,7 @@ class Traffic(RuleBasedStateMachine):
     """Submits, aborts, steps and odd policies in any order."""
 
     keys = KeyMaker(b"secret of the tests", b"root")
-    sizes = {}
+    sizes: ClassVar = {}
 
     def __init__(self):
         super().__init__()
@@ -183,7 +183,7 @@ class CollidingTraffic(Traffic):
 class CrowdedTraffic(Traffic):
     """The same with one small place."""
 
-    sizes = {"num_places": 3, "max_context": 16, "block_size": 4}
+    sizes: ClassVar = {"num_places": 3, "max_context": 16, "block_size": 4}
 
 
 @pytest.mark.slow
