@@ -16,7 +16,11 @@ class BackendInfo:
     groups: tuple[Group, ...]
     block_size: int
     num_blocks: int
-    """Per group."""
+    """Per group, on the device."""
+    num_host_blocks: int = 0
+    """Per group, in RAM: in the same arena after the device's blocks if ``is_unified``."""
+    is_unified: bool = True
+    """The device's memory is the host's."""
     vocab_size: int
     max_context: int
     """Longest request, in tokens."""
@@ -53,7 +57,11 @@ class BackendSettings:
     """None: the library's own choice."""
     block_size: int = 16
     num_blocks: int
-    """Per group of layers."""
+    """Per group of layers, on the device."""
+    num_host_blocks: int = 0
+    """Per group of layers, in RAM."""
+    is_unified: bool | None = None
+    """Whether device and RAM blocks share one arena; None: if the device is the host."""
     max_context: int
     """Longest request, in tokens."""
 

@@ -10,8 +10,10 @@ The digest of position p is that of p - 1 plus mix(token, p), modulo 2^64: a sum
 do a chunk at once; order counts, since the position is inside.
 """
 
+import struct
 from collections.abc import Callable
 from typing import Self
+from zlib import crc32
 
 import numpy as np
 from attrs import define, field, frozen
@@ -21,8 +23,9 @@ from kvtrio.backends.base import BackendInfo, BackendSettings
 from kvtrio.backends.groups import layer_groups
 from kvtrio.core.batch import Batch, Chunk, Copy, Sampled, SampleRow, StepResult
 from kvtrio.core.config import Group
+from kvtrio.core.identity import AdapterUse
 from kvtrio.core.sampling import MASK
-from kvtrio.core.types import BlockId, RequestId
+from kvtrio.core.types import BlockId, RequestId, Tier
 from kvtrio.model.gguf_file import GGUFFile
 from kvtrio.model.spec import ModelSpec
 
@@ -93,7 +96,8 @@ class SimBackend:
     def __init__(self, info: BackendInfo, token_function: TokenFunction) -> None:
         self.info = info
         self._token_function = token_function
-        self._pools = tuple(_Pool(group, info.num_blocks, info.block_size) for group in info.groups)
+        self._arenas = _make_arenas(info)
+        self._pools = self._arenas[Tier.DEVICE]
         self._tracks: dict[RequestId, _Track] = {}
 
     @classmethod
@@ -102,12 +106,15 @@ class SimBackend:
         groups = tuple(
             Group(group.state_class, group.window, BYTES_PER_PLACE) for group in layer_groups(spec)
         )
-        places = len(groups) * settings.num_blocks * settings.block_size
+        num_blocks = settings.num_blocks + settings.num_host_blocks
+        places = len(groups) * num_blocks * settings.block_size
         info = BackendInfo(
             name="sim",
             groups=groups,
             block_size=settings.block_size,
             num_blocks=settings.num_blocks,
+            num_host_blocks=settings.num_host_blocks,
+            is_unified=settings.is_unified is not False,
             vocab_size=spec.vocab_size,
             max_context=settings.max_context,
             pool_bytes=places * BYTES_PER_PLACE,
@@ -117,7 +124,8 @@ class SimBackend:
 
     def step(self, batch: Batch) -> StepResult:
         for copy in batch.copies:
-            self._pools[copy.group].copy(copy)
+            source = self._arenas[copy.source_tier][copy.group]
+            self._arenas[copy.target_tier][copy.group].copy(copy, source)
         # All writes before all checks: one chunk's write into another's blocks must show.
         digests = [self._write(chunk) for chunk in batch.chunks]
         for chunk, digest in zip(batch.chunks, digests, strict=True):
@@ -129,7 +137,8 @@ class SimBackend:
 
     def _write(self, chunk: Chunk) -> int:
         before = self._digest_before(chunk)
-        tokens = np.array(chunk.token_ids, np.int64)
+        # State computed under other adapters is other state.
+        tokens = np.array(chunk.token_ids, np.int64) + (_salt(chunk.adapters) << 32)
         positions = np.arange(chunk.start, chunk.end)
         digests = np.cumsum(_mixed(tokens, positions), dtype=np.uint64) + np.uint64(before)
         for pool, table in zip(self._pools, chunk.block_tables, strict=True):
@@ -222,10 +231,12 @@ class _Pool:
         self.positions[places] = positions
         self.digests[places] = digests
 
-    def copy(self, copy: Copy) -> None:
+    def copy(self, copy: Copy, other: "_Pool") -> None:
+        """Take places over from ``other``, which may be this pool."""
         source, target = copy.source * self.block_size, copy.target * self.block_size
-        for values in (self.tokens, self.positions, self.digests):
-            values[target : target + copy.num_tokens] = values[source : source + copy.num_tokens]
+        pairs = ((getattr(self, n), getattr(other, n)) for n in ("tokens", "positions", "digests"))
+        for mine, theirs in pairs:
+            mine[target : target + copy.num_tokens] = theirs[source : source + copy.num_tokens]
 
     def verify(self, where: str, table: tuple[BlockId, ...], chunk: Chunk) -> None:
         """Each place that the chunk's queries see must continue the one before it."""
@@ -239,6 +250,21 @@ class _Pool:
         is_wrong = (self.positions[places] != positions) | (digests - before != added)
         if is_wrong.any():
             raise SimMismatch(f"{where}: position {first + int(is_wrong.argmax())} is not there")
+
+
+def _make_arenas(info: BackendInfo) -> dict[Tier, tuple[_Pool, ...]]:
+    def pools(num_blocks: int) -> tuple[_Pool, ...]:
+        return tuple(_Pool(group, num_blocks, info.block_size) for group in info.groups)
+
+    if info.is_unified:
+        return dict.fromkeys(Tier, pools(info.num_blocks + info.num_host_blocks))
+    return {Tier.DEVICE: pools(info.num_blocks), Tier.HOST: pools(info.num_host_blocks)}
+
+
+def _salt(adapters: tuple[AdapterUse, ...]) -> int:
+    """30 bits that tell adapter sets apart; 0 for none."""
+    parts = b"".join(use.digest + struct.pack("<d", use.scale) for use in adapters)
+    return crc32(parts) & 0x3FFFFFFF
 
 
 def _mixed(tokens: Numbers, positions: Numbers) -> Digests:

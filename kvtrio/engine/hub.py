@@ -12,8 +12,9 @@ import trio
 from attrs import define, field, frozen
 
 from kvtrio.core.batch import Batch, Chunk, StepResult
-from kvtrio.core.events import Abort, Drain, Finished, Output, Rejected, Submit, TokenOut
+from kvtrio.core.events import Abort, Cached, Drain, Finished, Output, Rejected, Submit, TokenOut
 from kvtrio.core.machine import Core, CoreStatistics
+from kvtrio.core.tiers import TierMoves
 from kvtrio.core.types import RequestId
 from kvtrio.engine.handle import EngineStopped, Handle, Refused
 from kvtrio.engine.records import Gaps, Observer, RequestRecord, StepRecord
@@ -24,7 +25,7 @@ class _Live:
     """What the engine keeps of an admitted request until it is finished."""
 
     handle: Handle
-    num_prompt_tokens: int
+    submit: Submit
     gaps: Gaps = field(factory=Gaps)
 
 
@@ -57,7 +58,7 @@ class Hub:
             case [Rejected() as rejected]:
                 raise Refused(rejected)
         handle = Handle(submit.request_id, self._longest_answer(submit), self._abort)
-        self._live[submit.request_id] = _Live(handle, len(submit.token_ids))
+        self._live[submit.request_id] = _Live(handle, submit)
         if self._is_idle.is_set():
             self._is_idle = trio.Event()
         self._hand_out(outputs)
@@ -128,7 +129,7 @@ class Hub:
         self._is_idle.set()
 
     def _is_decode(self, chunk: Chunk) -> bool:
-        return chunk.start >= self._live[chunk.request_id].num_prompt_tokens
+        return chunk.start >= len(self._live[chunk.request_id].submit.token_ids)
 
     # --- out ---
 
@@ -137,20 +138,26 @@ class Hub:
         records: list[RequestRecord] = []
         for output in outputs:
             live = self._live[output.request_id]
+            if isinstance(output, Cached):
+                # Its numbers reach the reader with the next Progress.
+                self._observer.cached(output)
+                continue
             live.handle.push(output)
             if isinstance(output, TokenOut):
                 live.gaps.add(now)
             elif isinstance(output, Finished):
                 del self._live[output.request_id]
-                records.append(_record(output, live.gaps))
+                records.append(_record(output, live))
         if not self._core.has_work:
             self._is_idle.set()
         for record in records:
             self._observer.request(record)
+        if (moves := self._core.cache.take_moves()) != TierMoves():
+            self._observer.moved(moves)
 
 
-def _record(finished: Finished, gaps: Gaps) -> RequestRecord:
-    p50, p99, longest = gaps.percentiles(0.5, 0.99, 1.0)
+def _record(finished: Finished, live: _Live) -> RequestRecord:
+    p50, p99, longest = live.gaps.percentiles(0.5, 0.99, 1.0)
     return RequestRecord(
         request_id=finished.request_id,
         reason=finished.reason,
@@ -166,4 +173,6 @@ def _record(finished: Finished, gaps: Gaps) -> RequestRecord:
         gap_p50_s=p50,
         gap_p99_s=p99,
         gap_max_s=longest,
+        cache=finished.cache,
+        session=live.submit.session,
     )

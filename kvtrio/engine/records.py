@@ -4,6 +4,9 @@ from typing import Protocol
 
 from attrs import define, field, frozen
 
+from kvtrio.core.events import Cached
+from kvtrio.core.explain import CacheReport
+from kvtrio.core.tiers import TierMoves
 from kvtrio.core.types import FinishReason, RequestId
 
 
@@ -43,6 +46,9 @@ class RequestRecord:
     fewer than two tokens."""
     gap_p99_s: float | None
     gap_max_s: float | None
+    cache: CacheReport
+    session: bytes | None = None
+    """Opaque digest of the caller's name for the conversation."""
 
 
 class Observer(Protocol):
@@ -55,6 +61,14 @@ class Observer(Protocol):
 
     def request(self, record: RequestRecord) -> None: ...
 
+    def cached(self, record: Cached) -> None:
+        """A request found state."""
+        ...
+
+    def moved(self, record: TierMoves) -> None:
+        """The cache moved or lost blocks since the last step."""
+        ...
+
 
 class NullObserver:
     """Looks away."""
@@ -63,6 +77,12 @@ class NullObserver:
         pass
 
     def request(self, record: RequestRecord) -> None:
+        pass
+
+    def cached(self, record: Cached) -> None:
+        pass
+
+    def moved(self, record: TierMoves) -> None:
         pass
 
 

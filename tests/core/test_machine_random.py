@@ -1,6 +1,8 @@
 """Random traffic against the core: its rules hold after every event, and no state is ever read
 that was computed from anything but the request's own history."""
 
+from typing import ClassVar
+
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st

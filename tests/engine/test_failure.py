@@ -39,7 +39,7 @@ class Breaking:
 def pieces(at_step: int) -> tuple[SimSettings, Core, VirtualExecutor]:
     settings = SimSettings()
     executor = VirtualExecutor(Breaking(settings.backend(), at_step), settings.cost)
-    return settings, Core(settings.config, settings.policy), executor
+    return settings, settings.core(), executor
 
 
 async def test_a_broken_step_ends_engine_body_and_readers(autojump_clock: MockClock) -> None:
@@ -176,7 +176,7 @@ async def test_on_the_real_thread_too_a_cancelled_engine_waits_for_its_step() ->
     """While the step is held, nobody leaves; when it ends, it is booked and all leave."""
     settings = SimSettings()
     backend = Gated(settings.backend(), trio.Event(), trio.lowlevel.current_trio_token())
-    core, records = Core(settings.config, settings.policy), Records()
+    core, records = settings.core(), Records()
     left = trio.Event()
 
     async def serve() -> None:
@@ -212,7 +212,7 @@ async def test_callers_go_on_while_a_step_is_held() -> None:
     """Submitting, closing and refusing need no step to end."""
     settings = SimSettings()
     backend = Gated(settings.backend(), trio.Event(), trio.lowlevel.current_trio_token())
-    core, records = Core(settings.config, settings.policy), Records()
+    core, records = settings.core(), Records()
     with trio.fail_after(10):
         async with (
             open_thread_executor(lambda: backend) as executor,

@@ -51,8 +51,7 @@ async def test_a_block_in_flight_is_not_given_away(autojump_clock: MockClock) ->
         handle = stack.engine.submit(stack.request(tuple(range(60)), 50))
         await trio.sleep(0.001)
         handle.close()
-        free_in_flight = stack.num_free_blocks
-        assert min(free_in_flight) < stack.settings.config.num_blocks
+        assert stack.num_held_blocks > 0
         tokens, _ = await answer_of(stack.engine.submit(stack.request((5, 6), 3)))
         assert len(tokens) == 3
         assert stack.is_empty

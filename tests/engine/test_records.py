@@ -46,9 +46,10 @@ async def test_step_records_add_up_to_the_requests(autojump_clock: MockClock) ->
             nursery.start_soon(answer_of, stack.engine.submit(request))
     steps, requests = stack.records.steps, stack.records.requests
     assert [step.step for step in steps] == list(range(len(steps)))
-    assert sum(step.num_prefill_tokens for step in steps) == 10 * sum(range(1, 7))
+    computed = sum(request.num_computed_tokens for request in requests)
+    assert sum(step.num_prefill_tokens for step in steps) == computed
     assert sum(step.num_decode_rows for step in steps) == sum(range(6))
-    assert steps[0].num_waiting == 3  # 10 + 20 + 2 tokens fill the first step
+    assert steps[0].num_waiting == 5  # the others begin alike: they wait for its first blocks
     assert (steps[-1].num_running, steps[-1].num_waiting) == (0, 0)
     assert sum(step.duration_s for step in steps) == pytest.approx(trio.current_time())
     assert all(step.predicted_s is None for step in steps)

@@ -150,7 +150,7 @@ class Arrival:
 async def decisions(arrivals: list[Arrival]) -> list[tuple[float, Batch]]:
     settings = SimSettings(max_batch_tokens=16)
     log = Log(VirtualExecutor(settings.backend(), settings.cost))
-    core = Core(settings.config, FCFS())
+    core = settings.core()
     async with open_engine(core, log, Records()) as engine, trio.open_nursery() as readers:
         stack = SimStack(engine, core, settings.backend(), Records(), settings)
         for arrival in arrivals:

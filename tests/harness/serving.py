@@ -13,10 +13,10 @@ from typing import Any
 
 import trio
 from attrs import evolve, field, frozen
-from harness.virtual import SimSettings, SimStack, script, sim_stack
-from harness.virtual_http import Answer, Call, VirtualServer
 from quart_trio import QuartTrio
 
+from harness.virtual import SimSettings, SimStack, script, sim_stack
+from harness.virtual_http import Answer, Call, VirtualServer
 from kvtrio.core.sampling import SamplingParams
 from kvtrio.engine.offload import InlineOffload
 from kvtrio.model.spec import ModelSpec
@@ -69,9 +69,7 @@ def word(text: str) -> int:
 def token_ids(*texts: str) -> tuple[int, ...]:
     """Ids of words where there are such, else of bytes."""
     return tuple(
-        each
-        for text in texts
-        for each in ([word(text)] if text in WORDS else list(text.encode()))
+        each for text in texts for each in ([word(text)] if text in WORDS else list(text.encode()))
     )
 
 

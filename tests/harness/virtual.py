@@ -22,10 +22,12 @@ from kvtrio.backends.base import BackendInfo
 from kvtrio.backends.sim import HashTokens, Moment, SimBackend, StepCost, TokenFunction
 from kvtrio.core.batch import Batch
 from kvtrio.core.config import CoreConfig, Group
-from kvtrio.core.events import Finished, Matcher, Output, Submit, TokenOut
+from kvtrio.core.events import Cached, Finished, Matcher, Output, Submit, TokenOut
+from kvtrio.core.identity import KeyMaker
 from kvtrio.core.machine import Core
 from kvtrio.core.policy import Policy
 from kvtrio.core.sampling import SamplingParams
+from kvtrio.core.tiers import TierMoves
 from kvtrio.core.types import StateClass
 from kvtrio.engine import Engine, Handle, open_engine
 from kvtrio.engine.executor import VirtualExecutor
@@ -72,6 +74,8 @@ class SimSettings:
     max_waiting: int = 64
     max_batch_tokens: int = 32
     block_size: int = 4
+    num_host_blocks: int = 32
+    is_unified: bool = True
     vocab_size: int = 1000
     groups: tuple[Group, ...] = GROUPS
     policy: Policy = Factory(FCFS)
@@ -85,7 +89,8 @@ class SimSettings:
         return CoreConfig(
             groups=self.groups,
             block_size=self.block_size,
-            num_blocks=self.num_places * -(-self.max_context // self.block_size),
+            num_host_blocks=self.num_host_blocks,
+            is_unified=self.is_unified,
             num_places=self.num_places,
             max_context=self.max_context,
             max_waiting=self.max_waiting,
@@ -100,11 +105,16 @@ class SimSettings:
             groups=config.groups,
             block_size=config.block_size,
             num_blocks=config.num_blocks,
+            num_host_blocks=config.num_host_blocks,
+            is_unified=config.is_unified,
             vocab_size=self.vocab_size,
             max_context=config.max_context,
             pool_bytes=0,
             weight_bytes=0,
         )
+
+    def core(self) -> Core:
+        return Core(self.config, self.policy, KeyMaker(b"secret of the tests", b"root"))
 
     def backend(self) -> SimBackend:
         return SimBackend(self.info, self.token_function or HashTokens(self.vocab_size))
@@ -116,12 +126,20 @@ class Records:
 
     steps: list[StepRecord] = field(factory=list)
     requests: list[RequestRecord] = field(factory=list)
+    hits: list[Cached] = field(factory=list)
+    moves: list[TierMoves] = field(factory=list)
 
     def step(self, record: StepRecord) -> None:
         self.steps.append(record)
 
     def request(self, record: RequestRecord) -> None:
         self.requests.append(record)
+
+    def cached(self, record: Cached) -> None:
+        self.hits.append(record)
+
+    def moved(self, record: TierMoves) -> None:
+        self.moves.append(record)
 
 
 @frozen
@@ -153,15 +171,15 @@ class SimStack:
         return evolve(request, **changes)
 
     @property
-    def num_free_blocks(self) -> tuple[int, ...]:
-        return self.engine.statistics().num_free_blocks
+    def num_held_blocks(self) -> int:
+        """Blocks that requests hold and the cache does not have."""
+        return sum(self.core.cache.num_used.values()) - self.core.cache.index.num_blocks
 
     @property
     def is_empty(self) -> bool:
-        """Nothing waits or runs, and every block is free."""
+        """Nothing waits or runs, and every block is free or cached."""
         statistics = self.engine.statistics()
-        is_free = set(statistics.num_free_blocks) == {self.settings.config.num_blocks}
-        return is_free and not (statistics.num_running or statistics.num_waiting)
+        return not (statistics.num_running or statistics.num_waiting or self.num_held_blocks)
 
 
 @asynccontextmanager
@@ -173,7 +191,7 @@ async def sim_stack(settings: SimSettings | None = None) -> AsyncIterator[SimSta
     # pytest-trio sees the fixture only as an argument of the test itself, not by ``usefixtures``.
     assert isinstance(trio.lowlevel.current_clock(), MockClock), "ask for autojump_clock"
     settings = settings or SimSettings()
-    core, backend, records = Core(settings.config, settings.policy), settings.backend(), Records()
+    core, backend, records = settings.core(), settings.backend(), Records()
     executor = VirtualExecutor(backend, settings.cost)
     with trio.fail_after(settings.horizon_s):
         async with open_engine(core, executor, records, paranoid=True) as engine:
