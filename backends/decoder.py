@@ -39,7 +39,7 @@ def _attention(
     x = ops.attention(step, q, layer.index, layer.attention)
     x = ops.linear(step, x, prefix + "attn_output", layer.attention.output_bias)
     if layer.post_norms:
-        x = ops.norm(x, prefix + "post_attention_norm", spec.norm_eps)
+        x = ops.post_norm(x, prefix + "post_attention_norm", spec.norm_eps)
     return x
 
 
@@ -50,5 +50,5 @@ def _feed_forward(
     x = ops.norm(x, prefix + "ffn_norm", spec.norm_eps)
     x = ops.gated_ffn(step, x, prefix, layer.feed_forward)
     if layer.post_norms:
-        x = ops.norm(x, prefix + "post_ffw_norm", spec.norm_eps)
+        x = ops.post_norm(x, prefix + "post_ffw_norm", spec.norm_eps)
     return x

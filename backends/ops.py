@@ -31,7 +31,11 @@ class Ops(Protocol[Step, Value, Choices]):
         ...
 
     def norm(self, x: Value, weight: str, eps: float) -> Value:
-        """RMSNorm over the last axis."""
+        """RMSNorm over the last axis, of the residual on its way into a matrix."""
+        ...
+
+    def post_norm(self, x: Value, weight: str, eps: float) -> Value:
+        """RMSNorm over the last axis, of a branch on its way into the residual."""
         ...
 
     def linear(self, step: Step, x: Value, weight: str, bias: bool) -> Value:

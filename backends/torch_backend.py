@@ -12,7 +12,12 @@ from kvtrio.backends.groups import core_groups, layer_groups
 from kvtrio.backends.torch_memory import available_memory, make_pools, require_memory
 from kvtrio.backends.torch_ops import Pool, TorchOps, layer_caches
 from kvtrio.backends.torch_step import StepLayout, TorchStep, build_step
-from kvtrio.backends.torch_weights import TensorFile, load_weights, weight_bytes
+from kvtrio.backends.torch_weights import (
+    TensorFile,
+    load_weights,
+    passing_bytes,
+    weight_bytes,
+)
 from kvtrio.core.batch import Batch, Copy, StepResult
 from kvtrio.kernels.reference import copy_places
 from kvtrio.model.spec import ModelSpec, RopeSpec, RopeStyle
@@ -49,7 +54,8 @@ class TorchBackend:
             torch.set_num_threads(settings.num_threads)
         torch.set_float32_matmul_precision("highest")
         info = _info(file, spec, settings)
-        require_memory(info.weight_bytes, info.pool_bytes, available_memory(device))
+        needed = info.weight_bytes + passing_bytes(file, spec)
+        require_memory(needed, info.pool_bytes, available_memory(device))
         with torch.inference_mode():
             weights = load_weights(file, spec, dtype, device)
             groups = layer_groups(spec)

@@ -16,10 +16,11 @@ def available_memory(device: torch.device) -> int | None:
     """Bytes that can be had on the device now; None where nobody says."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    return _meminfo_available(Path("/proc/meminfo")) if device.type == "cpu" else None
+    return meminfo_available(Path("/proc/meminfo")) if device.type == "cpu" else None
 
 
-def _meminfo_available(path: Path) -> int | None:
+def meminfo_available(path: Path) -> int | None:
+    """The kernel's estimate, in bytes; None where it gives none."""
     try:
         lines = path.read_text(encoding="ascii").splitlines()
     except OSError:
@@ -29,7 +30,7 @@ def _meminfo_available(path: Path) -> int | None:
 
 
 def require_memory(weight_bytes: int, pool_bytes: int, available: int | None) -> None:
-    """Raise BackendError, with the sum, when weights and pools do not fit."""
+    """Raise BackendError, with the sum, when weights and pools do not fit; None: nobody knows."""
     needed = weight_bytes + pool_bytes
     if available is not None and needed > available:
         raise BackendError(

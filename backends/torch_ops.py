@@ -51,8 +51,8 @@ def layer_caches(pools: tuple[Pool, ...]) -> dict[int, LayerCache]:
 class TorchOps:
     """Implements ``Ops[TorchStep, Tensor, tuple[Sampled, ...]]``.
 
-    The residual stream and q and k between projection and cache are float32; what enters a
-    matrix has the compute type.
+    The residual stream, and q and k between projection and cache, are float32; what enters or
+    leaves a matrix has the compute type. Types of the operations as their kernels say.
     """
 
     def __init__(
@@ -67,6 +67,9 @@ class TorchOps:
 
     def norm(self, x: Tensor, weight: str, eps: float) -> Tensor:
         return kernels.rms_norm(x, self._weights[weight + ".weight"], eps, self._dtype)
+
+    def post_norm(self, x: Tensor, weight: str, eps: float) -> Tensor:
+        return kernels.rms_norm(x, self._weights[weight + ".weight"], eps, torch.float32)
 
     def linear(self, step: TorchStep, x: Tensor, weight: str, bias: bool) -> Tensor:
         added = self._weights[weight + ".bias"] if bias else None
@@ -126,9 +129,9 @@ class TorchOps:
         value_size = spec.num_kv_heads * spec.value_dim
         q, k, v = fused.split_with_sizes((spec.num_heads * spec.head_dim, key_size, value_size), -1)
         return (
-            q.unflatten(-1, (spec.num_heads, spec.head_dim)),
-            k.unflatten(-1, (spec.num_kv_heads, spec.head_dim)),
-            v.unflatten(-1, (spec.num_kv_heads, spec.value_dim)),
+            q.reshape(-1, spec.num_heads, spec.head_dim),
+            k.reshape(-1, spec.num_kv_heads, spec.head_dim),
+            v.reshape(-1, spec.num_kv_heads, spec.value_dim),
         )
 
     def _head_norm(self, x: Tensor, weight: str, eps: float) -> Tensor:

@@ -47,10 +47,17 @@ def _layer_plan(layer: LayerSpec) -> Iterator[tuple[str, tuple[str, ...]]]:
 
 
 def weight_bytes(file: TensorFile, spec: ModelSpec, dtype: torch.dtype) -> int:
-    """Bytes of all kept tensors, plus the largest of the file's as float32 on its way in."""
-    shapes = [file.tensors[part].shape for parts in weight_plan(spec).values() for part in parts]
-    kept = sum(prod(shape) * _kept_type(shape, dtype).itemsize for shape in shapes)
-    return kept + 4 * max(prod(shape) for shape in shapes)
+    """Bytes of all kept tensors."""
+    return sum(prod(s) * _kept_type(s, dtype).itemsize for s in _shapes(file, spec))
+
+
+def passing_bytes(file: TensorFile, spec: ModelSpec) -> int:
+    """Bytes that loading needs besides: the largest tensor as float32, on its way in."""
+    return max(4 * prod(shape) for shape in _shapes(file, spec))
+
+
+def _shapes(file: TensorFile, spec: ModelSpec) -> list[tuple[int, ...]]:
+    return [file.tensors[part].shape for parts in weight_plan(spec).values() for part in parts]
 
 
 def load_weights(

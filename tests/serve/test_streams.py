@@ -1,4 +1,4 @@
-"""What happens to a stream: silence, leaving clients, errors on the way, slow and stalled readers."""
+"""What happens to a stream: silence, leaving clients, errors on the way, stalled readers."""
 
 import json
 from typing import Any
