@@ -9,7 +9,7 @@ from torch import Tensor
 from kvtrio.backends import decoder
 from kvtrio.backends.base import BackendError, BackendInfo, BackendSettings
 from kvtrio.backends.groups import core_groups, layer_groups
-from kvtrio.backends.torch_memory import available_memory, make_pools, require_memory
+from kvtrio.backends.torch_memory import available_memory, make_arenas, require_memory
 from kvtrio.backends.torch_ops import Pool, TorchOps, layer_caches
 from kvtrio.backends.torch_step import StepLayout, TorchStep, build_step
 from kvtrio.backends.torch_weights import (
@@ -19,6 +19,7 @@ from kvtrio.backends.torch_weights import (
     weight_bytes,
 )
 from kvtrio.core.batch import Batch, Copy, StepResult
+from kvtrio.core.types import Tier
 from kvtrio.kernels.reference import copy_places
 from kvtrio.model.spec import ModelSpec, RopeSpec, RopeStyle
 
@@ -31,7 +32,8 @@ class _Parts:
 
     info: BackendInfo
     layout: StepLayout
-    pools: tuple[Pool, ...]
+    pools: dict[Tier, tuple[Pool, ...]]
+    """Per tier, one pool per group; the same ones where the device is the host."""
     ops: TorchOps
 
 
@@ -59,7 +61,7 @@ class TorchBackend:
         with torch.inference_mode():
             weights = load_weights(file, spec, dtype, device)
             groups = layer_groups(spec)
-            pools = make_pools(groups, settings.num_blocks, settings.block_size, dtype, device)
+            pools = make_arenas(groups, info, dtype, device)
             layout = StepLayout(
                 groups=groups,
                 ropes=_ropes(file, spec),
@@ -67,7 +69,7 @@ class TorchBackend:
                 dtype=dtype,
                 device=device,
             )
-            ops = TorchOps(weights, layer_caches(pools), dtype)
+            ops = TorchOps(weights, layer_caches(pools[Tier.DEVICE]), dtype)
         return cls(spec, _Parts(info, layout, pools, ops))
 
     @property
@@ -100,13 +102,14 @@ class TorchBackend:
         """Copies first: a chunk may read what they bring."""
         parts = self._open()
         for copy in batch.copies:
-            _copy(parts.pools[copy.group], copy)
+            _copy(parts.pools[copy.source_tier], parts.pools[copy.target_tier], copy)
         return build_step(batch, parts.layout)
 
 
-def _copy(pool: Pool, copy: Copy) -> None:
-    for cache in (pool.keys, pool.values):
-        copy_places(cache, copy.source, copy.target, copy.num_tokens)
+def _copy(sources: tuple[Pool, ...], targets: tuple[Pool, ...], copy: Copy) -> None:
+    source, target = sources[copy.group], targets[copy.group]
+    for theirs, mine in ((source.keys, target.keys), (source.values, target.values)):
+        copy_places(theirs[:, copy.source], mine[:, copy.target], copy.num_tokens)
 
 
 def _dtype(name: str) -> torch.dtype:
@@ -129,16 +132,25 @@ def _info(file: TensorFile, spec: ModelSpec, settings: BackendSettings) -> Backe
     dtype = _dtype(settings.dtype)
     groups = core_groups(layer_groups(spec), dtype.itemsize)
     per_token = sum(group.bytes_per_token for group in groups)
+    num_blocks = settings.num_blocks + settings.num_host_blocks
     return BackendInfo(
         name="torch",
         groups=groups,
         block_size=settings.block_size,
         num_blocks=settings.num_blocks,
+        num_host_blocks=settings.num_host_blocks,
+        is_unified=_is_unified(settings),
         vocab_size=spec.vocab_size,
         max_context=settings.max_context,
-        pool_bytes=per_token * settings.block_size * settings.num_blocks,
+        pool_bytes=per_token * settings.block_size * num_blocks,
         weight_bytes=weight_bytes(file, spec, dtype),
     )
+
+
+def _is_unified(settings: BackendSettings) -> bool:
+    if settings.is_unified is not None:
+        return settings.is_unified
+    return torch.device(settings.device).type == "cpu"
 
 
 def _ropes(file: TensorFile, spec: ModelSpec) -> dict[RopeSpec, Tensor | None]:

@@ -5,9 +5,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from kvtrio.backends.base import BackendError
+from kvtrio.backends.base import BackendError, BackendInfo
 from kvtrio.backends.groups import LayerGroup
 from kvtrio.backends.torch_ops import Pool
+from kvtrio.core.types import Tier
 
 MIB = 1 << 20
 
@@ -42,6 +43,19 @@ def require_memory(weight_bytes: int, pool_bytes: int, available: int | None) ->
 
 def _mib(num_bytes: int) -> str:
     return f"{num_bytes / MIB:,.0f} MiB"
+
+
+def make_arenas(
+    groups: tuple[LayerGroup, ...], info: BackendInfo, dtype: torch.dtype, device: torch.device
+) -> dict[Tier, tuple[Pool, ...]]:
+    """Pools for both tiers: one set for both where the device is the host."""
+    total, size = info.num_blocks + info.num_host_blocks, info.block_size
+    if info.is_unified:
+        return dict.fromkeys(Tier, make_pools(groups, total, size, dtype, device))
+    return {
+        Tier.DEVICE: make_pools(groups, info.num_blocks, size, dtype, device),
+        Tier.HOST: make_pools(groups, info.num_host_blocks, size, dtype, torch.device("cpu")),
+    }
 
 
 def make_pools(

@@ -86,12 +86,13 @@ def write_cache(cache: Tensor, slots: Tensor, values: Tensor) -> None:
     cache.view(-1, *cache.shape[2:])[slots] = values.to(cache.dtype)
 
 
-def copy_places(cache: Tensor, source: int, target: int, num_tokens: int) -> None:
-    """Copy the first ``num_tokens`` places of block ``source`` to ``target`` in all layers.
+def copy_places(source: Tensor, target: Tensor, num_tokens: int) -> None:
+    """Copy the first ``num_tokens`` places of a block in all layers; devices may differ.
 
-    cache [layers, num_blocks, block_size, kv_heads, dim], changed in place.
+    source, target [layers, block_size, kv_heads, dim]: one block of a cache each; target is
+    changed in place.
     """
-    cache[:, target, :num_tokens] = cache[:, source, :num_tokens]
+    target[:, :num_tokens] = source[:, :num_tokens]
 
 
 def gated(gate: Tensor, up: Tensor, gelu_tanh: bool) -> Tensor:

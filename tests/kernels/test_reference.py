@@ -112,7 +112,7 @@ def test_copy_places_copies_the_first_places_of_all_layers():
     """Only the asked places of the target change, in every layer."""
     cache = tensor(2, 4, 3, 1, 2)
     before = cache.clone()
-    kernels.copy_places(cache, 1, 3, 2)
+    kernels.copy_places(cache[:, 1], cache[:, 3], 2)
     assert torch.equal(cache[:, 3, :2], before[:, 1, :2])
     assert torch.equal(cache[:, 3, 2:], before[:, 3, 2:])
     assert torch.equal(cache[:, :3], before[:, :3])
