@@ -58,8 +58,8 @@ class BackendSettings:
     block_size: int = 16
     num_blocks: int
     """Per group of layers, on the device."""
-    num_host_blocks: int = 0
-    """Per group of layers, in RAM."""
+    host_bytes: int = 0
+    """Most that state in RAM may take; the backend makes whole blocks of it."""
     is_unified: bool | None = None
     """Whether device and RAM blocks share one arena; None: if the device is the host."""
     max_context: int

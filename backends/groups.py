@@ -2,6 +2,7 @@
 
 from attrs import frozen
 
+from kvtrio.backends.base import BackendSettings
 from kvtrio.core.config import Group
 from kvtrio.core.types import StateClass
 from kvtrio.model.spec import LayerSpec, ModelSpec
@@ -38,6 +39,12 @@ def core_groups(groups: tuple[LayerGroup, ...], bytes_per_value: int) -> tuple[G
         Group(group.state_class, group.window, group.values_per_token() * bytes_per_value)
         for group in groups
     )
+
+
+def host_blocks(groups: tuple[Group, ...], settings: BackendSettings) -> int:
+    """Whole blocks, of all groups together, that fit into ``settings.host_bytes``."""
+    block_bytes = sum(group.bytes_per_token for group in groups) * settings.block_size
+    return settings.host_bytes // block_bytes
 
 
 def _shape(layer: LayerSpec) -> tuple[StateClass, int | None, int, int, int]:

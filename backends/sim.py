@@ -20,7 +20,7 @@ from attrs import define, field, frozen
 from numpy.typing import NDArray
 
 from kvtrio.backends.base import BackendInfo, BackendSettings
-from kvtrio.backends.groups import layer_groups
+from kvtrio.backends.groups import host_blocks, layer_groups
 from kvtrio.core.batch import Batch, Chunk, Copy, Sampled, SampleRow, StepResult
 from kvtrio.core.config import Group
 from kvtrio.core.identity import AdapterUse
@@ -106,14 +106,15 @@ class SimBackend:
         groups = tuple(
             Group(group.state_class, group.window, BYTES_PER_PLACE) for group in layer_groups(spec)
         )
-        num_blocks = settings.num_blocks + settings.num_host_blocks
+        num_host_blocks = host_blocks(groups, settings)
+        num_blocks = settings.num_blocks + num_host_blocks
         places = len(groups) * num_blocks * settings.block_size
         info = BackendInfo(
             name="sim",
             groups=groups,
             block_size=settings.block_size,
             num_blocks=settings.num_blocks,
-            num_host_blocks=settings.num_host_blocks,
+            num_host_blocks=num_host_blocks,
             is_unified=settings.is_unified is not False,
             vocab_size=spec.vocab_size,
             max_context=settings.max_context,

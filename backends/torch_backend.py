@@ -8,7 +8,7 @@ from torch import Tensor
 
 from kvtrio.backends import decoder
 from kvtrio.backends.base import BackendError, BackendInfo, BackendSettings
-from kvtrio.backends.groups import core_groups, layer_groups
+from kvtrio.backends.groups import core_groups, host_blocks, layer_groups
 from kvtrio.backends.torch_memory import available_memory, make_arenas, require_memory
 from kvtrio.backends.torch_ops import Pool, TorchOps, layer_caches
 from kvtrio.backends.torch_step import StepLayout, TorchStep, build_step
@@ -132,13 +132,14 @@ def _info(file: TensorFile, spec: ModelSpec, settings: BackendSettings) -> Backe
     dtype = _dtype(settings.dtype)
     groups = core_groups(layer_groups(spec), dtype.itemsize)
     per_token = sum(group.bytes_per_token for group in groups)
-    num_blocks = settings.num_blocks + settings.num_host_blocks
+    num_host_blocks = host_blocks(groups, settings)
+    num_blocks = settings.num_blocks + num_host_blocks
     return BackendInfo(
         name="torch",
         groups=groups,
         block_size=settings.block_size,
         num_blocks=settings.num_blocks,
-        num_host_blocks=settings.num_host_blocks,
+        num_host_blocks=num_host_blocks,
         is_unified=_is_unified(settings),
         vocab_size=spec.vocab_size,
         max_context=settings.max_context,

@@ -48,6 +48,8 @@ class GGUFFile:
     tensors: Mapping[str, TensorInfo]
     total_bytes: int
     """Size of all parts on disk."""
+    part_paths: tuple[Path, ...]
+    """All parts, in order."""
     _parts: list[_Part]
 
     @property
@@ -110,9 +112,11 @@ def open_gguf(path: Path) -> GGUFFile:
     wrong with it.
     """
     parts: list[_Part] = []
+    paths = [path]
     try:
         parts.append(_open_part(path, 0))
         for other in _other_parts(path, parts[0].head):
+            paths.append(other)
             parts.append(_open_part(other, len(parts)))
             _check_part(other, parts)
         tensors = _merge(path, parts)
@@ -120,7 +124,7 @@ def open_gguf(path: Path) -> GGUFFile:
         _unmap(parts)
         raise
     total = sum(len(part.data) for part in parts)
-    return GGUFFile(path, parts[0].head.metadata, tensors, total, parts)
+    return GGUFFile(path, parts[0].head.metadata, tensors, total, tuple(paths), parts)
 
 
 def _open_part(path: Path, number: int) -> _Part:
