@@ -99,6 +99,7 @@ class SimBackend:
         self._arenas = _make_arenas(info)
         self._pools = self._arenas[Tier.DEVICE]
         self._tracks: dict[RequestId, _Track] = {}
+        self._num_adapters = 0
 
     @classmethod
     def load(cls, file: GGUFFile, spec: ModelSpec, settings: BackendSettings) -> Self:
@@ -132,6 +133,14 @@ class SimBackend:
         for chunk, digest in zip(batch.chunks, digests, strict=True):
             self._verify(chunk, digest)
         return StepResult(tuple(map(self._sample, batch.chunks)))
+
+    def load_adapter(self, data: object) -> int:
+        """Adapters have no weights here: only their digests count, and those come with chunks."""
+        self._num_adapters += 1
+        return self._num_adapters
+
+    def unload_adapter(self, adapter_id: int) -> None:
+        pass
 
     def close(self) -> None:
         self._tracks.clear()

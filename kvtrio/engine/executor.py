@@ -40,6 +40,14 @@ class Executor(Protocol):
         """Compute ``batch``; not cancellable (rule 1). Raises what the backend raises."""
         ...
 
+    async def load_adapter(self, data: Any) -> int:
+        """Give the backend an adapter, between two steps; returns its handle."""
+        ...
+
+    async def unload_adapter(self, adapter_id: int) -> None:
+        """Take it away again. The caller knows that no request uses it."""
+        ...
+
 
 class Model(Protocol[InfoCo]):
     """What an executor needs of a backend (``kvtrio.backends.base.Backend`` is one)."""
@@ -49,6 +57,10 @@ class Model(Protocol[InfoCo]):
 
     def step(self, batch: Batch) -> StepResult: ...
 
+    def load_adapter(self, data: Any) -> int: ...
+
+    def unload_adapter(self, adapter_id: int) -> None: ...
+
     def close(self) -> None: ...
 
 
@@ -56,6 +68,10 @@ class Stepper(Protocol):
     """The part of a backend that computes."""
 
     def step(self, batch: Batch) -> StepResult: ...
+
+    def load_adapter(self, data: Any) -> int: ...
+
+    def unload_adapter(self, adapter_id: int) -> None: ...
 
 
 @frozen
@@ -109,6 +125,12 @@ class ThreadExecutor(Generic[Info]):
     async def step(self, batch: Batch) -> StepResult:
         return await self._thread.run(self._backend.step, batch)
 
+    async def load_adapter(self, data: Any) -> int:
+        return await self._thread.run(self._backend.load_adapter, data)
+
+    async def unload_adapter(self, adapter_id: int) -> None:
+        await self._thread.run(self._backend.unload_adapter, adapter_id)
+
 
 @asynccontextmanager
 async def open_thread_executor(
@@ -146,3 +168,11 @@ class VirtualExecutor:
         with trio.CancelScope(shield=True):  # as on the thread: a started step ends
             await trio.sleep(self.cost(batch))
         return result
+
+    async def load_adapter(self, data: Any) -> int:
+        await checkpoint()
+        return self.backend.load_adapter(data)
+
+    async def unload_adapter(self, adapter_id: int) -> None:
+        await checkpoint()
+        self.backend.unload_adapter(adapter_id)

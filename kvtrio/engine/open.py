@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from itertools import count
+from typing import Any
 
 import trio
 from attrs import define, field
@@ -24,6 +25,7 @@ class Engine:
     """What the HTTP side sees. Made by ``open_engine``; for tasks of the same trio run."""
 
     _hub: Hub
+    _executor: Executor
     _ids: "count[int]" = field(init=False, factory=lambda: count(1))
 
     def new_id(self) -> RequestId:
@@ -56,6 +58,14 @@ class Engine:
         """Return when no request is waiting or running."""
         await self._hub.wait_idle()
 
+    async def load_adapter(self, data: Any) -> int:
+        """Give the model an adapter, between two steps; returns its handle."""
+        return await self._executor.load_adapter(data)
+
+    async def unload_adapter(self, adapter_id: int) -> None:
+        """Take it away. No request may use it, waiting ones included."""
+        await self._executor.unload_adapter(adapter_id)
+
     def statistics(self) -> CoreStatistics:
         return self._hub.statistics()
 
@@ -74,7 +84,7 @@ async def open_engine(
     try:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(run_steps, hub, executor, name="engine loop")
-            yield Engine(hub)
+            yield Engine(hub, executor)
             nursery.cancel_scope.cancel()
     finally:
         hub.stop()
