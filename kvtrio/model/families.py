@@ -16,6 +16,9 @@ class Family:
     qk_norm: bool = False
     needs_bias: bool = False
     """On q, k and v; where False, a file may still bring them."""
+    paired_rows: bool = False
+    """Files hold the rows of q and k in adjacent pairs, training libraries in halves of a head
+    (convert_hf_to_gguf.py permutes them), so adapters from there are permuted too."""
     post_norms: bool = False
     scaled_embedding: bool = False
     """Embeddings are multiplied by sqrt(hidden size)."""
@@ -24,7 +27,7 @@ class Family:
 
 
 FAMILIES: Mapping[str, Family] = {
-    "llama": Family(rope=RopeStyle.NORM),
+    "llama": Family(rope=RopeStyle.NORM, paired_rows=True),
     "qwen2": Family(rope=RopeStyle.NEOX, needs_bias=True),
     "qwen3": Family(rope=RopeStyle.NEOX, qk_norm=True),
     "gemma3": Family(

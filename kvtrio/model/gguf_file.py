@@ -18,7 +18,7 @@ from kvtrio.model.errors import ModelFileError, safe_name
 from kvtrio.model.gguf_index import Head, TensorInfo, read_head
 from kvtrio.model.gguf_reader import MetaValue
 
-__all__ = ["DEQUANTISABLE", "GGUFFile", "MetaValue", "TensorInfo", "open_gguf"]
+__all__ = ["DEQUANTISABLE", "GGUFFile", "MetaValue", "TensorInfo", "open_gguf", "parse_gguf"]
 
 _FORMULAS = (
     "F32 F16 BF16 Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q3_K Q4_K Q5_K Q6_K IQ1_S IQ1_M IQ2_XXS IQ2_XS "
@@ -125,6 +125,15 @@ def open_gguf(path: Path) -> GGUFFile:
         raise
     total = sum(len(part.data) for part in parts)
     return GGUFFile(path, parts[0].head.metadata, tensors, total, tuple(paths), parts)
+
+
+def parse_gguf(data: mmap, path: Path) -> GGUFFile:
+    """A file of one part that is in memory; ``path`` is only remembered. Raises ModelFileError."""
+    head = read_head(data, 0)
+    if _split_number(path, head, "split.count", 1) > 1:
+        raise ModelFileError("one part of a split file, which is not supported here")
+    tensors = {tensor.name: tensor for tensor in head.tensors}
+    return GGUFFile(path, head.metadata, tensors, len(data), (path,), [_Part(data, head)])
 
 
 def _open_part(path: Path, number: int) -> _Part:
