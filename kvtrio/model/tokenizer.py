@@ -30,6 +30,16 @@ class FragmentEncoder(Protocol):
     def encode(self, text: str, after_special: bool) -> list[int]: ...
 
 
+@frozen
+class Fragment:
+    """A part of a text whose encoding does not depend on the other parts."""
+
+    content: str | int
+    """Text without special tokens, or one special token's id."""
+    after_special: bool
+    """At the start of the text or behind a special token."""
+
+
 @frozen(eq=False, kw_only=True)
 class Tokenizer:
     """A model's tokenizer; safe to use from several threads at once."""
@@ -66,14 +76,21 @@ class Tokenizer:
         they are plain text.
         """
         ids: list[int] = []
-        after_special = True
-        for piece in self._splitter.split(clean_text(text), parse_special):
-            if isinstance(piece, int):
-                ids.append(piece)
-            else:
-                ids.extend(self._encoder.encode(piece, after_special))
-            after_special = isinstance(piece, int)
+        for fragment in self.fragments(text, parse_special=parse_special):
+            ids.extend(self.encode_fragment(fragment))
         return self._with_ends(ids) if add_special else ids
+
+    def fragments(self, text: str, *, parse_special: bool) -> list[Fragment]:
+        """``text`` cut at its special tokens. Encoding the fragments one by one gives what
+        ``encode`` gives without ``add_special``."""
+        pieces = self._splitter.split(clean_text(text), parse_special)
+        before: list[str | int] = [0, *pieces]
+        return [Fragment(piece, isinstance(before[i], int)) for i, piece in enumerate(pieces)]
+
+    def encode_fragment(self, fragment: Fragment) -> list[int]:
+        if isinstance(fragment.content, int):
+            return [fragment.content]
+        return self._encoder.encode(fragment.content, fragment.after_special)
 
     def decode(self, ids: Iterable[int]) -> str:
         """Text of the tokens, special ones included; invalid UTF-8 becomes U+FFFD."""
