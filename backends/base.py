@@ -6,6 +6,7 @@ from attrs import frozen
 
 from kvtrio.core.batch import Batch, StepResult
 from kvtrio.core.config import Group
+from kvtrio.model.adapters import AdapterData
 
 
 @frozen(kw_only=True)
@@ -40,6 +41,18 @@ class Backend(Protocol):
         Blocks named by a chunk are written at its positions and read at lower ones. An exception
         is a bug or a dead device: the engine ends the process.
         """
+        ...
+
+    def load_adapter(self, data: AdapterData) -> int:
+        """Make an adapter for this model ready; returns the handle for ``AdapterUse.adapter_id``.
+
+        Handles are never given out again. Raises BackendError, with nothing changed, when there is
+        no room for it.
+        """
+        ...
+
+    def unload_adapter(self, adapter_id: int) -> None:
+        """Forget an adapter. The caller knows that no request uses it."""
         ...
 
     def close(self) -> None: ...

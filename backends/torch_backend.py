@@ -9,7 +9,8 @@ from torch import Tensor
 from kvtrio.backends import decoder
 from kvtrio.backends.base import BackendError, BackendInfo, BackendSettings
 from kvtrio.backends.groups import core_groups, host_blocks, layer_groups
-from kvtrio.backends.torch_memory import available_memory, make_arenas, require_memory
+from kvtrio.backends.torch_adapters import TorchAdapters
+from kvtrio.backends.torch_memory import available_memory, make_arenas, require_memory, require_room
 from kvtrio.backends.torch_ops import Pool, TorchOps, layer_caches
 from kvtrio.backends.torch_step import StepLayout, TorchStep, build_step
 from kvtrio.backends.torch_weights import (
@@ -21,6 +22,7 @@ from kvtrio.backends.torch_weights import (
 from kvtrio.core.batch import Batch, Copy, StepResult
 from kvtrio.core.types import Tier
 from kvtrio.kernels.reference import copy_places
+from kvtrio.model.adapters import AdapterData
 from kvtrio.model.spec import ModelSpec, RopeSpec, RopeStyle
 
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
@@ -35,6 +37,7 @@ class _Parts:
     pools: dict[Tier, tuple[Pool, ...]]
     """Per tier, one pool per group; the same ones where the device is the host."""
     ops: TorchOps
+    adapters: TorchAdapters
 
 
 class TorchBackend:
@@ -70,7 +73,7 @@ class TorchBackend:
                 device=device,
             )
             ops = TorchOps(weights, layer_caches(pools[Tier.DEVICE]), dtype)
-        return cls(spec, _Parts(info, layout, pools, ops))
+        return cls(spec, _Parts(info, layout, pools, ops, TorchAdapters(spec, device)))
 
     @property
     def info(self) -> BackendInfo:
@@ -89,6 +92,17 @@ class TorchBackend:
         with torch.inference_mode():
             return decoder.logits(self._spec, ops, self._begin(batch))
 
+    def load_adapter(self, data: AdapterData) -> int:
+        """See ``Backend.load_adapter``."""
+        parts = self._open()
+        require_room(data.num_bytes, available_memory(parts.layout.device))
+        with torch.inference_mode():
+            return parts.adapters.load(data)
+
+    def unload_adapter(self, adapter_id: int) -> None:
+        """See ``Backend.unload_adapter``. Raises KeyError for an unknown handle."""
+        self._open().adapters.unload(adapter_id)
+
     def close(self) -> None:
         """Give the memory back. Idempotent; no other call may follow."""
         self._parts = None
@@ -103,7 +117,7 @@ class TorchBackend:
         parts = self._open()
         for copy in batch.copies:
             _copy(parts.pools[copy.source_tier], parts.pools[copy.target_tier], copy)
-        return build_step(batch, parts.layout)
+        return build_step(batch, parts.layout, parts.adapters.loaded)
 
 
 def _copy(sources: tuple[Pool, ...], targets: tuple[Pool, ...], copy: Copy) -> None:

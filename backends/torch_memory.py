@@ -41,6 +41,14 @@ def require_memory(weight_bytes: int, pool_bytes: int, available: int | None) ->
         )
 
 
+def require_room(num_bytes: int, available: int | None) -> None:
+    """Raise BackendError when an adapter of that size does not fit beside what is there."""
+    if available is not None and num_bytes > available:
+        raise BackendError(
+            f"not enough memory for an adapter of {_mib(num_bytes)}, available {_mib(available)}"
+        )
+
+
 def _mib(num_bytes: int) -> str:
     return f"{num_bytes / MIB:,.0f} MiB"
 

@@ -7,11 +7,13 @@ from attrs import frozen
 from torch import Tensor
 
 from kvtrio.backends.groups import LayerGroup
+from kvtrio.backends.torch_adapters import add_changes
 from kvtrio.backends.torch_sampling import sample_rows
 from kvtrio.backends.torch_step import TorchStep
 from kvtrio.core.batch import Sampled
 from kvtrio.kernels import reference as kernels
 from kvtrio.kernels import reference_attention as attention
+from kvtrio.model.adapter_pairs import HEAD
 from kvtrio.model.spec import (
     Activation,
     AttentionSpec,
@@ -73,7 +75,8 @@ class TorchOps:
 
     def linear(self, step: TorchStep, x: Tensor, weight: str, bias: bool) -> Tensor:
         added = self._weights[weight + ".bias"] if bias else None
-        return kernels.linear(x, self._weights[weight + ".weight"], added)
+        out = kernels.linear(x, self._weights[weight + ".weight"], added)
+        return add_changes(step.adapters, x, out, weight + ".weight")
 
     def qkv(self, step: TorchStep, x: Tensor, layer: LayerSpec, eps: float) -> Tensor:
         spec, prefix = layer.attention, f"blk.{layer.index}."
@@ -116,6 +119,7 @@ class TorchOps:
 
     def logits(self, step: TorchStep, x: Tensor, weight: str, softcap: float | None) -> Tensor:
         out = kernels.linear(x, self._weights[weight + ".weight"]).float()
+        out = add_changes(step.sampled_adapters, x, out, HEAD)
         return out if softcap is None else kernels.softcap(out, softcap)
 
     def sample(self, step: TorchStep, logits: Tensor) -> tuple[Sampled, ...]:

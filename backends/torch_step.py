@@ -7,6 +7,7 @@ from attrs import frozen
 from torch import Tensor
 
 from kvtrio.backends.groups import LayerGroup
+from kvtrio.backends.torch_adapters import NO_ADAPTERS, AdapterRows, Loaded, adapter_rows
 from kvtrio.core.batch import Batch, Chunk, SampleRow
 from kvtrio.kernels.reference import rope_angles
 from kvtrio.kernels.reference_attention import causal_mask
@@ -46,6 +47,10 @@ class TorchStep:
     sampled: Tensor
     """int64 [M]: rows after which a token is sampled."""
     samples: tuple[SampleRow, ...]
+    adapters: AdapterRows | None
+    """Of the step's rows; None: no row has any."""
+    sampled_adapters: AdapterRows | None
+    """The same among the M sampled rows."""
 
 
 @frozen(kw_only=True, eq=False)
@@ -60,12 +65,17 @@ class StepLayout:
     device: torch.device
 
 
-def build_step(batch: Batch, layout: StepLayout) -> TorchStep:
-    """Raises IndexError when a block table does not cover its chunk."""
+def build_step(batch: Batch, layout: StepLayout, loaded: Loaded = NO_ADAPTERS) -> TorchStep:
+    """``loaded``: the adapters that chunks may name.
+
+    Raises IndexError when a block table does not cover its chunk, KeyError for another adapter.
+    """
     chunks = batch.chunks
     token_ids = [token for chunk in chunks for token in chunk.token_ids]
     positions = torch.tensor([p for chunk in chunks for p in range(chunk.start, chunk.end)])
     ends = _row_ends(chunks)
+    lengths = [len(chunk.token_ids) for chunk in chunks]
+    num_sampled = [int(chunk.sample is not None) for chunk in chunks]
     sampled = [end - 1 for chunk, end in zip(chunks, ends, strict=True) if chunk.sample]
     return TorchStep(
         token_ids=torch.tensor(token_ids).to(layout.device),
@@ -76,6 +86,8 @@ def build_step(batch: Batch, layout: StepLayout) -> TorchStep:
         groups=tuple(_group_step(chunks, i, layout) for i in range(len(layout.groups))),
         sampled=torch.tensor(sampled, dtype=torch.int64).to(layout.device),
         samples=tuple(chunk.sample for chunk in chunks if chunk.sample),
+        adapters=adapter_rows(chunks, lengths, loaded, layout.device),
+        sampled_adapters=adapter_rows(chunks, num_sampled, loaded, layout.device),
     )
 
 

@@ -66,8 +66,9 @@ class SafetensorsFile:
         stored = np.frombuffer(self._data, _FLOATS[tensor.dtype], count, start)
         stored = stored.reshape(tensor.shape)
         if tensor.dtype == "BF16":  # the upper half of a float32
-            return np.left_shift(stored, 16, dtype=np.uint32).view(np.float32)
-        return stored.astype(np.float32)
+            stored = np.left_shift(stored, 16, dtype=np.uint32).view(np.float32)
+        values: np.ndarray = stored.astype(np.float32)
+        return values
 
 
 def read_safetensors(data: mmap) -> SafetensorsFile:
