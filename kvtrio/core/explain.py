@@ -4,7 +4,7 @@ from enum import Enum
 
 from attrs import evolve, frozen
 
-from kvtrio.core.identity import Context, TokenTrail
+from kvtrio.core.identity import TOKEN_MASK, Context, TokenTrail
 from kvtrio.core.index import Match
 from kvtrio.core.tiers import TieredCache
 from kvtrio.core.types import Tier
@@ -135,7 +135,7 @@ def _lost_age(cache: TieredCache, trail: TokenTrail, match: Match, now: float) -
 
 
 def _longest_other(cache: TieredCache, trail: TokenTrail, others: list[Context], limit: int) -> int:
-    tokens = [tag & 0xFFFFFFFF for tag in trail.tags]
+    tokens = [tag & TOKEN_MASK for tag in trail.tags]
     longest = 0
     for context in others[-MAX_OTHERS:]:
         longest = max(longest, _matched(cache, trail, tokens, limit, context))

@@ -17,6 +17,7 @@ from attrs import define, field, frozen
 
 DIGEST_BYTES = 32
 TAG_SHIFT = 32
+TOKEN_MASK = (1 << TAG_SHIFT) - 1
 """A tag is a token id with its context's number above it: equal tags, equal state."""
 
 
@@ -118,11 +119,14 @@ class KeyMaker:
     ) -> bytes:
         """Key of the block at ``start`` after ``parent``.
 
-        ``runs`` describes the context of its tokens: alternating 4-byte offsets and digests.
+        ``runs`` describes the context of its tokens: alternating 4-byte offsets and digests. All
+        parts but the tokens have a fixed size, and the number of tokens goes before them.
         """
-        tokens = array("I", token_ids).tobytes()
-        parts = (parent, start.to_bytes(8, "little"), tokens, *runs)
-        return _digest(b"block", parts, self.secret)
+        sizes = struct.pack("<QQ", start, len(token_ids))
+        parts = (parent, sizes, array("I", token_ids).tobytes(), *runs)
+        return blake2b(
+            b"".join(parts), key=self.secret, digest_size=DIGEST_BYTES, person=b"block"
+        ).digest()
 
 
 @define(eq=False)
@@ -161,17 +165,27 @@ class TokenTrail:
     def key(self, index: int) -> bytes:
         """Key of full block ``index``; its tokens must be there."""
         while len(self.chain) <= index:
-            self.chain.append(self.key_of(len(self.chain), self.block_size))
+            self.chain.append(self._key_after(len(self.chain), self.block_size))
         return self.chain[index]
 
     def key_of(self, index: int, num_tokens: int) -> bytes:
         """Key of the first ``num_tokens`` of block ``index``."""
+        if num_tokens == self.block_size:
+            return self.key(index)
+        if index:
+            self.key(index - 1)
+        return self._key_after(index, num_tokens)
+
+    def _key_after(self, index: int, num_tokens: int) -> bytes:
         start = index * self.block_size
-        parent = self.key(index - 1) if index else self.keys.root_key()
-        tokens = [tag & 0xFFFFFFFF for tag in self.tags[start : start + num_tokens]]
-        return self.keys.block_key(parent, start, tokens, self._runs(start, start + num_tokens))
+        end = start + num_tokens
+        parent = self.chain[index - 1] if index else self.keys.root_key()
+        tokens = [tag & TOKEN_MASK for tag in self.tags[start:end]]
+        return self.keys.block_key(parent, start, tokens, self._runs(start, end))
 
     def _runs(self, start: int, end: int) -> list[bytes]:
+        if len(self.contexts) == 1:
+            return [bytes(4), self.contexts[0][1].digest]
         runs: list[bytes] = []
         position: int | None = start
         while position is not None and position < end:

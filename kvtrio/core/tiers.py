@@ -11,7 +11,7 @@
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from attrs import define, evolve, field, frozen
+from attrs import define, field, frozen
 
 from kvtrio.core.batch import Copy
 from kvtrio.core.blocks import Arena, Block
@@ -25,7 +25,7 @@ MAX_GHOSTS = 16384
 """Keys of lost blocks that are remembered, to tell "evicted" from "never seen"."""
 
 
-@frozen(kw_only=True)
+@define(kw_only=True)
 class TierMoves:
     """What the cache moved and lost since the last report, in blocks."""
 
@@ -35,14 +35,6 @@ class TierMoves:
     num_dropped_tokens: int = 0
     longest_idle_s: float = 0.0
     """Longest time since its last use among the lost."""
-
-    def after_loss(self, block: Block, now: float) -> "TierMoves":
-        return evolve(
-            self,
-            num_dropped=self.num_dropped + 1,
-            num_dropped_tokens=self.num_dropped_tokens + len(block.tags),
-            longest_idle_s=max(self.longest_idle_s, now - block.last_used_s),
-        )
 
 
 @frozen
@@ -188,12 +180,12 @@ class TieredCache:
         ram = self.candidates[Tier.HOST]
         block.value = ram.level + worth(block, ram.block_size)
         self._move(block, Tier.HOST, now)
-        self.moves = evolve(self.moves, num_demoted=self.moves.num_demoted + 1)
+        self.moves.num_demoted += 1
 
     def _promote(self, block: Block, now: float) -> None:
         self._make_room(now)
         self._move(block, Tier.DEVICE, now)
-        self.moves = evolve(self.moves, num_promoted=self.moves.num_promoted + 1)
+        self.moves.num_promoted += 1
 
     def _move(self, block: Block, tier: Tier, now: float) -> None:
         if block.is_candidate:
@@ -230,7 +222,9 @@ class TieredCache:
         if block.is_candidate:
             self.candidates[block.tier].discard(block)
         self._remember(key, block.last_used_s)
-        self.moves = self.moves.after_loss(block, now)
+        self.moves.num_dropped += 1
+        self.moves.num_dropped_tokens += len(block.tags)
+        self.moves.longest_idle_s = max(self.moves.longest_idle_s, now - block.last_used_s)
         self.index.remove(block)
         self._forget(block)
         self._count_child(parent, -1 if block.tier is Tier.DEVICE else 0, now)

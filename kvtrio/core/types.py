@@ -52,6 +52,9 @@ class Tier(Enum):
     DEVICE = "device"
     HOST = "ram"
 
+    # Enum hashes names, in Python; tiers are keys on the path of every block.
+    __hash__ = object.__hash__
+
 
 class Retain(Enum):
     """What a request asks for its state."""

@@ -1,8 +1,8 @@
 """What is reused, what is not, and what is said about it."""
 
 import pytest
-from harness.core_fakes import answer, make_core, submit
 
+from harness.core_fakes import answer, make_core, submit
 from kvtrio.core import invariants
 from kvtrio.core.events import Abort, Cached, Finished
 from kvtrio.core.explain import CachePath, MissReason, TurnClass
