@@ -1,4 +1,4 @@
-"""The whole server in virtual time: real routes and templates, a tokenizer of bytes, the sim engine.
+"""The whole server in virtual time: real routes and templates, tokens of bytes, the sim engine.
 
 >>> async with serving(then=ord("a")) as server:
 ...     answer = await server.post("/completion", {"prompt": "hi", "n_predict": 4})
@@ -12,11 +12,11 @@ from itertools import count
 from typing import Any
 
 import trio
-from attrs import evolve, field, frozen
-from harness.virtual import SimSettings, SimStack, script, sim_stack
-from harness.virtual_http import Answer, Call, VirtualServer
+from attrs import evolve, frozen
 from quart_trio import QuartTrio
 
+from harness.virtual import SimSettings, SimStack, script, sim_stack
+from harness.virtual_http import Answer, Call, VirtualServer
 from kvtrio.core.sampling import SamplingParams
 from kvtrio.engine.offload import InlineOffload
 from kvtrio.model.spec import ModelSpec
@@ -56,7 +56,7 @@ class ByteTokenizer:
     def token_bytes(self, token_id: int) -> bytes:
         if token_id < 256:
             return bytes([token_id])
-        return (("<s>", "</s>") + WORDS)[token_id - 256].encode()
+        return ("<s>", "</s>", *WORDS)[token_id - 256].encode()
 
     def is_control(self, token_id: int) -> bool:
         return token_id in (BOS, EOS)
@@ -69,9 +69,7 @@ def word(text: str) -> int:
 def token_ids(*texts: str) -> tuple[int, ...]:
     """Ids of words where there are such, else of bytes."""
     return tuple(
-        each
-        for text in texts
-        for each in ([word(text)] if text in WORDS else list(text.encode()))
+        each for text in texts for each in ([word(text)] if text in WORDS else list(text.encode()))
     )
 
 
@@ -142,7 +140,8 @@ class Serving:
     http: VirtualServer
     stack: SimStack
     services: Services
-    seeds: list[int] = field(factory=list)
+    nursery: trio.Nursery
+    """Of the connections; cancelled at the end."""
 
     async def call(self, call: Call) -> Reply:
         return Reply(await self.http.call(call))
@@ -189,5 +188,5 @@ async def serving(
         )
         app = create_app(services)
         http = VirtualServer(app, nursery)
-        yield Serving(app=app, http=http, stack=stack, services=services)
+        yield Serving(app=app, http=http, stack=stack, services=services, nursery=nursery)
         nursery.cancel_scope.cancel()

@@ -51,6 +51,26 @@ async def test_broken_bodies_are_a_400(
         assert answer.error["type"] == "invalid_request_error"
 
 
+@pytest.mark.parametrize("depth", [10, 64, 400, 700, 950, 3000])
+@pytest.mark.parametrize(
+    "where",
+    [
+        b'{"messages":[{"role":"user","content":"x","extra":%b}],"max_tokens":1}',
+        b'{"messages":[{"role":"user","content":%b}],"max_tokens":1}',
+        b'{"messages":[{"role":"user","content":"x"}],"tools":%b,"max_tokens":1}',
+        b'{"messages":[{"role":"user","content":"x"}],"metadata":%b,"max_tokens":1}',
+        b'{"messages":[{"role":"user","content":"x"}],"unknown":%b,"max_tokens":1}',
+        b'{"messages":[{"role":"user","content":"x"}],"chat_template_kwargs":{"a":%b},"n":1}',
+        b'{"messages":[{"role":"user","content":"x"}],"stop":%b,"max_tokens":1}',
+    ],
+)
+async def test_no_depth_is_our_fault(autojump_clock: Any, where: bytes, depth: int) -> None:
+    """However deep, and wherever: an answer or a 400."""
+    async with serving() as server:
+        answer = await server.post(CHAT, where % (b"[" * depth + b"]" * depth))
+        assert answer.status in (200, 400)
+
+
 @pytest.mark.parametrize("path", [CHAT, TEXT, NATIVE])
 @pytest.mark.parametrize(
     ("field", "value"),
@@ -75,6 +95,8 @@ async def test_broken_bodies_are_a_400(
         ("typical_p", -1),
         ("top_k", -2),
         ("top_k", 1.5),
+        ("top_k", 2**31),
+        ("repeat_last_n", 2**70),
         ("repeat_penalty", 0),
         ("repeat_penalty", -1),
         ("repeat_last_n", -1),
@@ -349,6 +371,7 @@ async def test_draining_is_a_503(autojump_clock: Any, path: str) -> None:
         assert running[0].json["content"] == "a" * 20
 
 
+@pytest.mark.slow
 async def test_giant_requests_cost_nothing(autojump_clock: Any) -> None:
     """A prompt list of a million entries, a stop string of megabytes: 400, nothing computed."""
     async with serving() as server:
