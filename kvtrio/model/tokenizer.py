@@ -24,6 +24,14 @@ _BYTE_TEXT = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
+MAX_TEXT_CHARS = 4_194_304
+"""Longest text to encode. The regular expressions give up on a run of some ten million spaces."""
+
+
+class TextTooLong(ValueError):
+    """A text longer than MAX_TEXT_CHARS, which no model's context could hold."""
+
+
 class FragmentEncoder(Protocol):
     """Encodes text that holds no special token. ``after_special``: at the start or behind one."""
 
@@ -63,8 +71,10 @@ class Tokenizer:
 
         ``add_special`` adds the start and end tokens that the model wants, unless the text has them
         already. ``parse_special`` turns the texts of control tokens into those tokens; without it
-        they are plain text.
+        they are plain text. Raises TextTooLong.
         """
+        if len(text) > MAX_TEXT_CHARS:
+            raise TextTooLong(f"the text has more than {MAX_TEXT_CHARS} characters")
         ids: list[int] = []
         after_special = True
         for piece in self._splitter.split(clean_text(text), parse_special):
