@@ -56,6 +56,13 @@ BAD_TEMPLATE_INPUT = ErrorSpec(
 TEMPLATE_FAILED = ErrorSpec(
     "template_failed", 400, INVALID, "the chat template could not render this conversation"
 )
+TOO_MANY_CELLS = ErrorSpec(
+    "too_many_logprobs",
+    400,
+    INVALID,
+    "Field '{param}': answers x tokens x log-probabilities may be {limit} at most;"
+    " set a lower max_tokens",
+)
 CONFLICT = ErrorSpec(
     "conflict", 400, INVALID, "Field '{param}': does not go together with '{other}'"
 )

@@ -17,6 +17,8 @@ from kvtrio.serve.fields import refuse_unsupported
 
 MAX_TOP_LOGPROBS = 20
 MAX_PROBS = 100
+MAX_CELLS = 2**20
+"""Log-probabilities in all answers of one request together: about 100 MB of them."""
 MAX_STOPS = 64
 MAX_STOP_CHARS = 4096
 """All stop strings of a request together."""

@@ -383,6 +383,19 @@ async def test_giant_requests_cost_nothing(autojump_clock: Any) -> None:
         assert server.stack.core.next_step == 0
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_log_probabilities_are_bounded_over_all_answers(
+    autojump_clock: Any, stream: bool
+) -> None:
+    """Answers x tokens x alternatives is refused before anything is computed if it is too much."""
+    async with serving(sim=SimSettings(max_waiting=200)) as server:
+        body = {"prompt": ["x"] * 50, "n_predict": 255, "n_probs": 100, "stream": stream}
+        answer = await server.post(NATIVE, body)
+        assert answer.error["kvtrio"]["code"] == "too_many_logprobs"
+        assert server.stack.core.next_step == 0
+        assert (await server.post(NATIVE, {**body, "n_predict": 2})).status == 200
+
+
 CANARY = "Xq7Canary"
 
 

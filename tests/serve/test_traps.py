@@ -336,10 +336,10 @@ class Recorder:
 async def test_bodies_are_read_beside_the_event_loop(
     autojump_clock: Any, path: str, name: str
 ) -> None:
-    """Parsing, templates and tokenising of every route go through the offload port."""
+    """Parsing, templates, tokenising and large answers go through the offload port."""
     recorder = Recorder()
     async with serving() as server:
         services = evolve(server.services, offload=recorder)
         http = VirtualServer(create_app(services), server.nursery)
         await http.post(path, b'{"prompt":"x","messages":[{"role":"user"}],"n_predict":1}')
-        assert recorder.names == [name]
+        assert recorder.names in ([name], [name, "_body"])
