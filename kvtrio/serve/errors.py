@@ -76,6 +76,13 @@ CONTEXT_SIZE = ErrorSpec(
     "request ({n_prompt_tokens} tokens) exceeds the available context size ({n_ctx} tokens),"
     " try increasing it (context_length_exceeded)",
 )
+TEXT_TOO_LONG = ErrorSpec(
+    "text_too_long",
+    400,
+    "exceed_context_size_error",
+    "Field '{param}': more than {limit} characters in one text exceeds the available context size"
+    " of every model (context_length_exceeded)",
+)
 UNAUTHORIZED = ErrorSpec("unauthorized", 401, "authentication_error", "Invalid API Key")
 NOT_FOUND = ErrorSpec("not_found", 404, "not_found_error", "File Not Found")
 METHOD_NOT_ALLOWED = ErrorSpec(

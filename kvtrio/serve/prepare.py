@@ -6,7 +6,7 @@ from kvtrio.model.matcher import TextMatcher
 from kvtrio.serve.chat import chat_prompt
 from kvtrio.serve.errors import NEEDS, OUT_OF_RANGE, TOO_MANY_CELLS, ApiError
 from kvtrio.serve.job import Job, Wants
-from kvtrio.serve.prompts import TokenIds, prompt_token_ids
+from kvtrio.serve.prompts import TokenIds, encode, prompt_token_ids
 from kvtrio.serve.sampling import (
     is_seeded,
     max_new_tokens,
@@ -55,7 +55,7 @@ class Preparer:
         body = parse(raw, ChatBody)
         num_probs = _num_chat_logprobs(body)
         prompt = chat_prompt(body, self.model, self.settings.clock())
-        ids = self.model.tokenizer.encode(prompt, add_special=True, parse_special=True)
+        ids = encode(prompt, self.model.tokenizer, "messages", add_special=True, parse_special=True)
         return evolve(self._job(body, (tuple(ids),), num_probs, seed), prompt_field="messages")
 
     def _job(

@@ -21,6 +21,7 @@ from kvtrio.core.sampling import SamplingParams
 from kvtrio.engine.offload import InlineOffload
 from kvtrio.model.spec import ModelSpec
 from kvtrio.model.template import load_template
+from kvtrio.model.tokenizer import MAX_TEXT_CHARS, TextTooLong
 from kvtrio.serve.app import create_app
 from kvtrio.serve.served import ServedModel
 from kvtrio.serve.services import ServeSettings, Services
@@ -42,6 +43,8 @@ class ByteTokenizer:
     add_bos = True
 
     def encode(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+        if len(text) > MAX_TEXT_CHARS:
+            raise TextTooLong
         ids = [BOS] if add_special and not (parse_special and text.startswith("<s>")) else []
         pieces = text.replace("</s>", "\0e").replace("<s>", "\0b") if parse_special else text
         marks = {ord("e"): EOS, ord("b"): BOS}

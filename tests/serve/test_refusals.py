@@ -9,6 +9,7 @@ import trio
 from harness.serving import VOCAB_SIZE, Reply, serving
 from harness.virtual import SimSettings
 from harness.virtual_http import Call
+from kvtrio.model.tokenizer import MAX_TEXT_CHARS
 
 CHAT, TEXT, NATIVE = "/v1/chat/completions", "/v1/completions", "/completion"
 HI = [{"role": "user", "content": "hi"}]
@@ -381,6 +382,18 @@ async def test_giant_requests_cost_nothing(autojump_clock: Any) -> None:
             )
             assert answer.status == 400
         assert server.stack.core.next_step == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", [CHAT, TEXT, NATIVE, "/tokenize"])
+async def test_texts_that_no_model_could_hold(autojump_clock: Any, path: str) -> None:
+    """What the tokenizer declines to look at is a 400, and clients know it for an overflow."""
+    text = "x" * (MAX_TEXT_CHARS + 1)
+    body = {"prompt": text, "content": text, "messages": [{"role": "user", "content": text}]}
+    async with serving() as server:
+        answer = await server.post(path, {**body, "prompt": text})
+        assert answer.status == 400
+        assert "context_length_exceeded" in answer.error["message"]
 
 
 @pytest.mark.parametrize("stream", [False, True])
