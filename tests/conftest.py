@@ -6,6 +6,9 @@ from pathlib import Path
 
 import pytest
 
+# For tests that load torch before kvtrio.backends, which does the same and says why.
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+
 ROOT = Path(__file__).resolve().parents[1]
 IN_CI = os.environ.get("CI") == "true"
 GPU = "gpu"

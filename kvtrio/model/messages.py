@@ -30,6 +30,8 @@ class TemplateError(ValueError):
 class MessageRules:
     """What one template accepts, found by rendering probes."""
 
+    takes_system: bool = True
+    """The first message may be the system's."""
     takes_text: bool = True
     """Content may be a string."""
     takes_parts: bool = False
@@ -53,6 +55,22 @@ def normalise(messages: Sequence[Any], rules: MessageRules) -> list[dict[str, An
         except RecursionError:
             raise TemplateError(index, "the message is nested too deeply") from None
     return result
+
+
+def lead_with_system(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """For a template without a system role: its text leads the next message, as in llama-server.
+
+    Without a next message it becomes the user's; nothing is dropped unseen.
+    """
+    first, rest = messages[0], messages[1:]
+    if first["role"] != "system":
+        return messages
+    if not rest:
+        return [first | {"role": "user"}]
+    one, two = first["content"], rest[0]["content"]
+    if isinstance(one, str) and isinstance(two, str):
+        return [rest[0] | {"content": f"{one}\n{two}"}, *rest[1:]]
+    return [rest[0] | {"content": _as_parts(one) + _as_parts(two)}, *rest[1:]]
 
 
 def plain_copy(value: Any) -> Any:
@@ -100,6 +118,12 @@ def _content(content: Any, rules: MessageRules) -> Any:
     if isinstance(content, list) and rules.takes_parts and text:
         return [{"type": "text", "text": part} for part in parts]
     return text
+
+
+def _as_parts(content: Any) -> list[Any]:
+    if isinstance(content, list):
+        return content
+    return [{"type": "text", "text": content}] if content else []
 
 
 def _part_text(part: Any) -> str:

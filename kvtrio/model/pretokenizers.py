@@ -112,6 +112,13 @@ _FAMILIES: dict[PreTokenizer, str] = {
         ),
         ignore_merges=True,
     ): "minicpm5",
+    PreTokenizer(patterns=(rf"{_WORD}|\p{{N}}|{_PUNCTUATION}[\r\n]*|{_SPACES}",)): "ufakzeka",
+    PreTokenizer(
+        patterns=(
+            rf"{_CONTRACTION}|[^\r\n\p{{L}}\p{{N}}]?(?:\p{{L}}\p{{M}}*(?: \p{{L}}\p{{M}}*)*)+"
+            rf"|\p{{N}}|{_PUNCTUATION}[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+",
+        )
+    ): "exaone-moe",
     PreTokenizer(patterns=(_TEKKEN,), ignore_merges=True, add_bos=True): "tekken",
     PreTokenizer(patterns=(_GPT4O,)): "gpt-4o llama4 kanana2 talkie minimax-m2",
     PreTokenizer(patterns=(r"\p{N}{1,3}", _CJK_KANA, _DEEPSEEK3_MAIN)): (
@@ -122,7 +129,7 @@ _FAMILIES: dict[PreTokenizer, str] = {
             r"[\r\n]",
             rf"\s?[{_DEEPSEEK_LETTERS}]+",
             rf"\s?[{_DEEPSEEK_MARKS}]+",
-            r"\s++$",
+            r"(?<!\s)\s++$",
             _CJK,
             r"\p{N}+",
         )

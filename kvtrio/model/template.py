@@ -7,7 +7,13 @@ from attrs import asdict, evolve, field, frozen
 
 from kvtrio.model.builtin_templates import BUILTIN_TEMPLATES, DEFAULT_TEMPLATE
 from kvtrio.model.errors import ModelFileError, safe_name
-from kvtrio.model.messages import MessageRules, TemplateError, normalise, plain_copy
+from kvtrio.model.messages import (
+    MessageRules,
+    TemplateError,
+    lead_with_system,
+    normalise,
+    plain_copy,
+)
 from kvtrio.model.template_probe import Capabilities, probe
 from kvtrio.model.template_render import Renderer, RenderRequest
 from kvtrio.model.template_sandbox import compile_template
@@ -62,9 +68,17 @@ class ChatTemplate:
             tools = plain_copy(request.tools or [])
         except RecursionError:
             raise TemplateError(None, "tools or variables are nested too deeply") from None
-        return self._renderer.render(
-            evolve(request, messages=messages, tools=tools, variables=variables)
-        )
+        if messages and not self._rules.takes_system:
+            messages = lead_with_system(messages)
+        num_moved = len(request.messages) - len(messages)
+        try:
+            return self._renderer.render(
+                evolve(request, messages=messages, tools=tools, variables=variables)
+            )
+        except TemplateError as error:
+            if error.message_index is None:
+                raise
+            raise TemplateError(error.message_index + num_moved, error.text) from None
 
 
 def load_template(

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from functools import wraps
 from typing import Any
 
-from jinja2.defaults import DEFAULT_FILTERS
+from jinja2.filters import FILTERS as DEFAULT_FILTERS
 
 from kvtrio.model.meter import Meter
 

@@ -51,10 +51,11 @@ class _Prober:
         call_id = _SHORT_ID if short else _LONG_ID
         as_object, as_text = self._calls(call_id, True), self._calls(call_id, False)
         names = self._renderer.compiled.names & set(REASONING_NAMES) or {REASONING_NAMES[0]}
+        shows_system = self._shows_system()
         capabilities = Capabilities(
             supports_tools=self._shows_tools(),
             supports_tool_calls=as_object or as_text,
-            supports_system_role=self._shows_system(),
+            supports_system_role=shows_system,
             supports_parallel_tool_calls=self._shows_two_calls(short, as_object),
             supports_preserve_reasoning=self._keeps_reasoning(tuple(sorted(names))),
             supports_reasoning_effort=self._varies("low") != self._varies("high"),
@@ -63,6 +64,7 @@ class _Prober:
             supports_object_arguments=as_object,
         )
         rules = MessageRules(
+            takes_system=shows_system,
             takes_text=not self._parts_only,
             takes_parts=takes_parts,
             takes_objects=as_object or not as_text,

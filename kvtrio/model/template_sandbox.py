@@ -175,7 +175,7 @@ class Sandbox(SandboxedEnvironment):
 class _Generation(Extension):
     """``{% generation %}`` marks the assistant's text for training; here it means nothing."""
 
-    tags = frozenset(["generation"])
+    tags = {"generation"}  # noqa: RUF012 - the type that jinja2 gives it
 
     def parse(self, parser: Parser) -> nodes.Node:
         lineno = next(parser.stream).lineno
@@ -218,7 +218,8 @@ class _Metering(NodeTransformer):
 
     def visit_Compare(self, node: nodes.Compare) -> nodes.Expr:
         self.generic_visit(node)
-        for holder in (node, *node.ops):
+        holders: list[nodes.Compare | nodes.Operand] = [node, *node.ops]
+        for holder in holders:
             if not isinstance(holder.expr, nodes.Const):
                 holder.expr = _apply(COMPARED, holder.expr)
         return node
@@ -284,9 +285,9 @@ def _reasons(tree: nodes.Template) -> Iterator[str]:
 def _names(tree: nodes.Template) -> Iterator[str]:
     for node in tree.find_all(nodes.Getattr):
         yield node.attr
-    for node in tree.find_all(nodes.Const):
-        if isinstance(node.value, str):
-            yield node.value
+    for constant in tree.find_all(nodes.Const):
+        if isinstance(constant.value, str):
+            yield constant.value
 
 
 def _check_call(function: Any, args: tuple[Any, ...], kwargs: Any, meter: Meter) -> None:

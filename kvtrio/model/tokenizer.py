@@ -17,11 +17,20 @@ from kvtrio.model.vocabulary import (
     Vocabulary,
     read_flag,
     read_id,
+    read_text,
     read_vocabulary,
 )
 
 _BYTE_TEXT = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+MAX_TEXT_CHARS = 4_194_304
+"""Longest text to encode. The regular expressions give up on a run of some ten million spaces."""
+
+
+class TextTooLong(ValueError):
+    """A text longer than MAX_TEXT_CHARS, which no model's context could hold."""
 
 
 class FragmentEncoder(Protocol):
@@ -73,8 +82,10 @@ class Tokenizer:
 
         ``add_special`` adds the start and end tokens that the model wants, unless the text has them
         already. ``parse_special`` turns the texts of control tokens into those tokens; without it
-        they are plain text.
+        they are plain text. Raises TextTooLong.
         """
+        if len(text) > MAX_TEXT_CHARS:
+            raise TextTooLong(f"the text has more than {MAX_TEXT_CHARS} characters")
         ids: list[int] = []
         for fragment in self.fragments(text, parse_special=parse_special):
             ids.extend(self.encode_fragment(fragment))
@@ -135,9 +146,9 @@ def load_tokenizer(metadata: Mapping[str, Any], *, pre_fallback: bool = False) -
     ``pre_fallback`` takes the rules of "default" for an unknown ``tokenizer.ggml.pre``. Raises
     ModelFileError when the vocabulary is damaged, hostile or of an unsupported kind.
     """
-    model = metadata.get(PREFIX + "model")
+    model = read_text(metadata, "model")
     if model not in ("gpt2", "llama", "gemma4"):
-        raise ModelFileError(f"tokenizer model {_quote(model)} is not supported")
+        raise ModelFileError(f'tokenizer model "{safe_name(model)}" is not supported')
     vocabulary = read_vocabulary(metadata)
     _check_byte_texts(vocabulary)
     roles = assign_roles(vocabulary, metadata)
@@ -176,13 +187,13 @@ def _make_encoder(
 
 
 def _rules(metadata: Mapping[str, Any], model: str, pre_fallback: bool) -> PreTokenizer:
-    name = "gemma4" if model == "gemma4" else metadata.get(PREFIX + "pre") or "default"
-    rules = PRE_TOKENIZERS.get(name) if isinstance(name, str) else None
+    name = "gemma4" if model == "gemma4" else read_text(metadata, "pre") or "default"
+    rules = PRE_TOKENIZERS.get(name)
     if rules is None and pre_fallback:
         rules = PRE_TOKENIZERS["default"]
     if rules is None:
         raise ModelFileError(
-            f"pre-tokenizer {_quote(name)} is not known;"
+            f'pre-tokenizer "{safe_name(name)}" is not known;'
             " --tokenizer-pre-fallback takes the default rules, which may cut words wrongly"
         )
     return rules
@@ -203,7 +214,3 @@ def _check_byte_texts(vocabulary: Vocabulary) -> None:
     for token, kind in enumerate(vocabulary.types):
         if kind is TokenType.BYTE and not _BYTE_TEXT.fullmatch(vocabulary.texts[token]):
             raise ModelFileError(f"token {token} has the type of a byte but not the form <0xNN>")
-
-
-def _quote(name: object) -> str:
-    return f'"{safe_name(name)}"' if isinstance(name, str) else "(no name)"

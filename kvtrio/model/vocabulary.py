@@ -67,6 +67,14 @@ def read_strings(metadata: Mapping[str, Any], name: str) -> list[str]:
     return value
 
 
+def read_text(metadata: Mapping[str, Any], name: str) -> str:
+    """A text, empty if the key is absent. Raises ModelFileError on other types."""
+    value = metadata.get(PREFIX + name, "")
+    if not isinstance(value, str):
+        raise ModelFileError(f"{PREFIX}{name} is not a text")
+    return value
+
+
 def read_flag(metadata: Mapping[str, Any], name: str, default: bool) -> bool:
     value = metadata.get(PREFIX + name, default)
     if not isinstance(value, bool | np.bool_):

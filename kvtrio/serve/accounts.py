@@ -13,7 +13,7 @@ def timings(choice: Choice) -> dict[str, int | float]:
     """
     prompt_s, predicted_s = _times(choice)
     prompt_n = choice.num_processed_tokens - choice.num_cached_tokens
-    predicted_n = len(choice.sampled)
+    predicted_n = choice.num_generated_tokens
     # The first token comes with the prompt: n tokens are n - 1 decode steps.
     num_steps = max(predicted_n - 1, 0)
     return {
@@ -46,7 +46,7 @@ def usage(generation: Generation) -> dict[str, Any]:
     """OpenAI's ``usage``: every prompt counts once, every answer's tokens count."""
     firsts = [choice for choice in generation.in_order if choice.index % generation.job.n == 0]
     prompt = sum(choice.num_prompt_tokens for choice in firsts)
-    completion = sum(len(choice.sampled) for choice in generation.in_order)
+    completion = sum(choice.num_generated_tokens for choice in generation.in_order)
     return {
         "completion_tokens": completion,
         "prompt_tokens": prompt,
@@ -84,5 +84,5 @@ def stop_type(choice: Choice) -> str:
 
 def is_truncated(choice: Choice, n_ctx: int) -> bool:
     """The context was full before the answer was done."""
-    is_full = choice.num_prompt_tokens + len(choice.sampled) >= n_ctx
+    is_full = choice.num_prompt_tokens + choice.num_generated_tokens >= n_ctx
     return is_full and stop_type(choice) == "limit" and not choice.is_silent

@@ -3,23 +3,31 @@
 import logging
 from collections.abc import AsyncGenerator
 from math import inf
-from typing import Any
 
 import trio
 
+from kvtrio.engine.offload import Offload
 from kvtrio.serve import sse
 from kvtrio.serve.dialect import Dialect
 from kvtrio.serve.errors import INTERNAL, ApiError
 from kvtrio.serve.generation import Generation
+from kvtrio.serve.replies import encode_json
 
 log = logging.getLogger(__name__)
 
+FLUSH_BYTES = 65536
 
-async def whole(generation: Generation, dialect: Dialect) -> Any:
+
+async def whole(generation: Generation, dialect: Dialect, offload: Offload) -> bytes:
     """Wait for the end and return the body; raises ``ApiError``."""
     while not generation.is_over:
         await generation.read(inf)
-    return dialect.body()
+    # With log-probabilities this is a hundred thousand small objects.
+    return await offload.run(_body, dialect)
+
+
+def _body(dialect: Dialect) -> bytes:
+    return encode_json(dialect.body())
 
 
 async def events(
@@ -34,8 +42,12 @@ async def events(
     try:
         written_s = trio.current_time()
         while not generation.is_over:
-            deltas = await generation.read(written_s + heartbeat_s)
-            data = b"".join(sse.frame(each) for delta in deltas for each in dialect.frames(delta))
+            data = b""
+            for delta in await generation.read(written_s + heartbeat_s):
+                data += b"".join(map(sse.frame, dialect.frames(delta)))
+                if len(data) > FLUSH_BYTES:
+                    yield data  # others get a turn before the next part is made
+                    data, written_s = b"", trio.current_time()
             if data or trio.current_time() >= written_s + heartbeat_s:
                 yield data or sse.PING
                 written_s = trio.current_time()

@@ -29,7 +29,7 @@ from kvtrio.serve.info import PlaceSettings
 from kvtrio.serve.job import Job
 from kvtrio.serve.native_answer import NativeDialect
 from kvtrio.serve.prepare import Preparer
-from kvtrio.serve.replies import install_error_handlers, json_reply
+from kvtrio.serve.replies import install_error_handlers, json_reply, raw_json_reply
 from kvtrio.serve.services import Services
 from kvtrio.serve.shown_settings import short_settings
 from kvtrio.serve.text_answer import TextDialect
@@ -116,7 +116,7 @@ class Api:
         cleanup(request).callback(generation.close)
         dialect = make_dialect(generation, self._origin())
         if not job.wants.stream:
-            return json_reply(await whole(generation, dialect))
+            return raw_json_reply(await whole(generation, dialect, self.services.offload))
         heartbeat_s = job.wants.heartbeat_s or settings.heartbeat_s
         stream = events(generation, dialect, heartbeat_s)
         return Response(stream, 200, sse.HEADERS, content_type=sse.MIME_TYPE)
@@ -144,8 +144,8 @@ class Api:
     async def apply_template(self) -> Response:
         return await self._offloaded(self.texts.apply_template)
 
-    async def _offloaded(self, answer: Callable[[bytes], dict[str, Any]]) -> Response:
-        return json_reply(await self.services.offload.run(answer, await _body()))
+    async def _offloaded(self, answer: Callable[[bytes], bytes]) -> Response:
+        return raw_json_reply(await self.services.offload.run(answer, await _body()))
 
     # --- about the server ---
 

@@ -56,6 +56,13 @@ BAD_TEMPLATE_INPUT = ErrorSpec(
 TEMPLATE_FAILED = ErrorSpec(
     "template_failed", 400, INVALID, "the chat template could not render this conversation"
 )
+TOO_MANY_CELLS = ErrorSpec(
+    "too_many_logprobs",
+    400,
+    INVALID,
+    "Field '{param}': answers x tokens x log-probabilities may be {limit} at most;"
+    " set a lower max_tokens",
+)
 CONFLICT = ErrorSpec(
     "conflict", 400, INVALID, "Field '{param}': does not go together with '{other}'"
 )
@@ -68,6 +75,13 @@ CONTEXT_SIZE = ErrorSpec(
     "exceed_context_size_error",
     "request ({n_prompt_tokens} tokens) exceeds the available context size ({n_ctx} tokens),"
     " try increasing it (context_length_exceeded)",
+)
+TEXT_TOO_LONG = ErrorSpec(
+    "text_too_long",
+    400,
+    "exceed_context_size_error",
+    "Field '{param}': more than {limit} characters in one text exceeds the available context size"
+    " of every model (context_length_exceeded)",
 )
 UNAUTHORIZED = ErrorSpec("unauthorized", 401, "authentication_error", "Invalid API Key")
 NOT_FOUND = ErrorSpec("not_found", 404, "not_found_error", "File Not Found")

@@ -3,7 +3,7 @@
 The one source of every answer; the dialects turn its deltas into frames, or its end into a body.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import trio
 from attrs import define, field, frozen
@@ -23,6 +23,9 @@ from kvtrio.serve.errors import (
 )
 from kvtrio.serve.job import Job
 
+MAX_TOGETHER = 64
+"""Tokens in one delta."""
+
 
 @define(eq=False, kw_only=True)
 class Choice:
@@ -40,8 +43,12 @@ class Choice:
     num_cached_tokens: int = 0
     num_processed_tokens: int = 0
     """Of the prompt: cached and computed."""
+    num_generated_tokens: int = 0
+    has_new_line: bool = False
     sampled: list[Sampled] = field(factory=list)
+    """All tokens, for a plain answer; a stream has sent them on."""
     texts: list[str] = field(factory=list)
+    """The same of the text."""
     finished: Finished | None = None
 
     @property
@@ -51,6 +58,14 @@ class Choice:
     @property
     def text(self) -> str:
         return "".join(self.texts)
+
+    def add(self, sampled: Sequence[Sampled], text: str) -> None:
+        """Count what became ready, and keep it if it is not sent on at once."""
+        self.num_generated_tokens += len(sampled)
+        self.has_new_line = self.has_new_line or "\n" in text
+        if not self.job.wants.stream:
+            self.sampled += sampled
+            self.texts.append(text)
 
     @property
     def is_silent(self) -> bool:
@@ -164,8 +179,8 @@ class Generation:
             elif isinstance(output, Progress):
                 deltas += _prefill(choice, output)
         tokens = [output for output in outputs if isinstance(output, TokenOut)]
-        if tokens and not choice.is_silent:
-            deltas.append(_tokens(choice, tokens))
+        if not choice.is_silent:
+            deltas += _tokens(choice, tokens)
         if isinstance(outputs[-1], Finished):
             deltas.append(_end(choice, outputs[-1]))
         return deltas
@@ -211,14 +226,18 @@ def _prefill(choice: Choice, progress: Progress) -> list[Delta]:
     return [Prefill(choice, progress.num_cached_tokens, 0.0), report] if is_first else [report]
 
 
-def _tokens(choice: Choice, outputs: list[TokenOut]) -> Tokens:
-    if choice.first_token_s is None:
+def _tokens(choice: Choice, outputs: list[TokenOut]) -> list[Delta]:
+    """Mostly one delta; several for a reader that fell far behind, so that none takes long."""
+    if outputs and choice.first_token_s is None:
         choice.first_token_s = choice.now_s
-    sampled = tuple(output.sampled for output in outputs)
-    text = "".join(output.text for output in outputs)
-    choice.sampled += sampled
-    choice.texts.append(text)
-    return Tokens(choice, sampled, text)
+    deltas: list[Delta] = []
+    for start in range(0, len(outputs), MAX_TOGETHER):
+        part = outputs[start : start + MAX_TOGETHER]
+        sampled = tuple(output.sampled for output in part)
+        text = "".join(output.text for output in part)
+        choice.add(sampled, text)
+        deltas.append(Tokens(choice, sampled, text))
+    return deltas
 
 
 def _end(choice: Choice, finished: Finished) -> End:
@@ -228,5 +247,5 @@ def _end(choice: Choice, finished: Finished) -> End:
     choice.finished = finished
     choice.num_cached_tokens = finished.num_cached_tokens
     choice.num_processed_tokens = choice.num_prompt_tokens
-    choice.texts.append(text)
+    choice.add((), text)
     return End(choice, text)

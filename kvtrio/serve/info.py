@@ -56,6 +56,7 @@ def models(model: ServedModel, settings: ServeSettings) -> dict[str, Any]:
         "architecture": {"input_modalities": ["text"], "output_modalities": ["text"]},
         "max_model_len": settings.n_ctx,
         "meta": {
+            "vocab_type": model.vocab_type,
             "n_vocab": model.tokenizer.vocab_size,
             "n_ctx": settings.n_ctx,
             "n_ctx_train": model.spec.context_length,
@@ -118,11 +119,12 @@ def _slot(view: PlaceView, settings: ServeSettings, shown: PlaceSettings) -> dic
 
 def _counts(view: PlaceView) -> dict[str, Any]:
     is_busy, limit = view.is_processing, view.max_new_tokens
+    processed = min(view.num_computed_tokens, view.num_prompt_tokens) - view.num_cached_tokens
     decoded = view.num_generated_tokens if is_busy else 0
     return {
         "id_task": view.request_id,
         "n_prompt_tokens": view.num_prompt_tokens + view.num_generated_tokens,
-        "n_prompt_tokens_processed": view.num_computed_tokens if is_busy else 0,
+        "n_prompt_tokens_processed": processed if is_busy else 0,
         "n_prompt_tokens_cache": view.num_cached_tokens if is_busy else 0,
         "next_token": [
             {

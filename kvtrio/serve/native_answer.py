@@ -54,7 +54,7 @@ class NativeDialect:
             "tokens": [],
             "stop": False,
             "id_slot": choice.place,
-            "tokens_predicted": len(choice.sampled),
+            "tokens_predicted": choice.num_generated_tokens,
             "tokens_evaluated": choice.num_prompt_tokens,
             **more,
         }
@@ -67,16 +67,16 @@ class NativeDialect:
             **self._content(choice, is_stream),
             "stop": True,
             "model": self.origin.model.alias,
-            "tokens_predicted": len(choice.sampled),
+            "tokens_predicted": choice.num_generated_tokens,
             "tokens_evaluated": choice.num_prompt_tokens,
             "generation_settings": full_settings(choice.job),
             "prompt": choice.job.prompt_texts[choice.prompt_index],
-            "has_new_line": any("\n" in text for text in choice.texts),
+            "has_new_line": choice.has_new_line,
             "truncated": is_truncated(choice, self.origin.n_ctx),
             "stop_type": stop_type(choice),
             "stopping_word": choice.matcher.stop_word or "",
             # What the place holds; the last token was sampled but never computed.
-            "tokens_cached": choice.num_prompt_tokens + max(len(choice.sampled) - 1, 0),
+            "tokens_cached": choice.num_prompt_tokens + max(choice.num_generated_tokens - 1, 0),
             "timings": timings(choice),
         }
         fields = choice.job.wants.response_fields

@@ -4,9 +4,9 @@ from attrs import evolve, frozen
 
 from kvtrio.model.matcher import TextMatcher
 from kvtrio.serve.chat import chat_prompt
-from kvtrio.serve.errors import NEEDS, OUT_OF_RANGE, ApiError
+from kvtrio.serve.errors import NEEDS, OUT_OF_RANGE, TOO_MANY_CELLS, ApiError
 from kvtrio.serve.job import Job, Wants
-from kvtrio.serve.prompts import TokenIds, prompt_token_ids
+from kvtrio.serve.prompts import TokenIds, encode, prompt_token_ids
 from kvtrio.serve.sampling import (
     is_seeded,
     max_new_tokens,
@@ -15,6 +15,7 @@ from kvtrio.serve.sampling import (
     stop_strings,
 )
 from kvtrio.serve.schema import (
+    MAX_CELLS,
     MAX_TOP_LOGPROBS,
     ChatBody,
     GenerationBody,
@@ -54,7 +55,7 @@ class Preparer:
         body = parse(raw, ChatBody)
         num_probs = _num_chat_logprobs(body)
         prompt = chat_prompt(body, self.model, self.settings.clock())
-        ids = self.model.tokenizer.encode(prompt, add_special=True, parse_special=True)
+        ids = encode(prompt, self.model.tokenizer, "messages", add_special=True, parse_special=True)
         return evolve(self._job(body, (tuple(ids),), num_probs, seed), prompt_field="messages")
 
     def _job(
@@ -63,6 +64,7 @@ class Preparer:
         tokenizer = self.model.tokenizer
         sampling = sampling_params(body, self.settings.sampling, tokenizer, seed)
         n, stops = self._checked_n(body), stop_strings(body)
+        self._check_cells(body, prompts, n, num_probs)
         return Job(
             prompts=prompts,
             prompt_field="prompt",
@@ -77,6 +79,14 @@ class Preparer:
             place=self._checked_place(body),
             wants=_wants(body),
         )
+
+    def _check_cells(
+        self, body: GenerationBody, prompts: tuple[TokenIds, ...], n: int, num_probs: int | None
+    ) -> None:
+        limit = max_new_tokens(body)
+        longest = self.settings.n_ctx if limit is None else min(limit, self.settings.n_ctx)
+        if len(prompts) * n * longest * (num_probs or 0) > MAX_CELLS:
+            raise ApiError(TOO_MANY_CELLS, "logprobs", limit=MAX_CELLS)
 
     def _checked_n(self, body: GenerationBody) -> int:
         number, high = num_answers(body), self.settings.num_places

@@ -2,10 +2,12 @@
 
 from typing import Any
 
+from kvtrio.model.tokenizer import MAX_TEXT_CHARS, TextTooLong
 from kvtrio.serve.errors import (
     EMPTY_PROMPT,
     MISSING,
     NOT_SUPPORTED,
+    TEXT_TOO_LONG,
     TOO_MANY,
     UNKNOWN_TOKEN,
     WRONG_VALUE,
@@ -66,13 +68,23 @@ def mixed_token_ids(
     for place, part in enumerate(parts):
         if isinstance(part, str):
             special = add_special and place == 0
-            ids += tokenizer.encode(part, add_special=special, parse_special=parse_special)
+            ids += encode(part, tokenizer, field, add_special=special, parse_special=parse_special)
         elif type(part) is int:
             check_token_id(part, tokenizer, field)
             ids.append(part)
         else:
             raise ApiError(WRONG_VALUE, field, expected=SHAPES)
     return ids
+
+
+def encode(
+    text: str, tokenizer: TextTokenizer, field: str, *, add_special: bool, parse_special: bool
+) -> list[int]:
+    """Return the text's ids; raises ``ApiError`` for one that is too long for any model."""
+    try:
+        return tokenizer.encode(text, add_special=add_special, parse_special=parse_special)
+    except TextTooLong:
+        raise ApiError(TEXT_TOO_LONG, field, limit=MAX_TEXT_CHARS) from None
 
 
 def check_token_id(token_id: int, tokenizer: TextTokenizer, field: str) -> None:

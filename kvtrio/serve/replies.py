@@ -29,9 +29,17 @@ BY_STATUS = {
 _encoder = msgspec.json.Encoder()
 
 
-def json_reply(payload: object, status: int = 200) -> Response:
+def encode_json(payload: object) -> bytes:
     """Return ``payload`` as JSON; infinite numbers become null."""
-    return Response(_encoder.encode(payload), status, content_type=JSON)
+    return _encoder.encode(payload)
+
+
+def json_reply(payload: object, status: int = 200) -> Response:
+    return raw_json_reply(encode_json(payload), status)
+
+
+def raw_json_reply(data: bytes, status: int = 200) -> Response:
+    return Response(data, status, content_type=JSON)
 
 
 def error_reply(error: ApiError) -> Response:

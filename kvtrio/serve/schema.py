@@ -5,6 +5,8 @@ rest follows in ``sampling``, ``prompts`` and ``chat``.
 """
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -15,6 +17,8 @@ from kvtrio.serve.fields import refuse_unsupported
 
 MAX_TOP_LOGPROBS = 20
 MAX_PROBS = 100
+MAX_CELLS = 2**20
+"""Log-probabilities in all answers of one request together: about 100 MB of them."""
 MAX_STOPS = 64
 MAX_STOP_CHARS = 4096
 """All stop strings of a request together."""
@@ -26,9 +30,11 @@ MAX_MESSAGES = 4096
 MAX_NAME_CHARS = 64
 
 T = TypeVar("T")
-Count = Annotated[int, Meta(ge=0)]
 Limit = Annotated[int, Meta(ge=-1)]
-"""-1: none."""
+"""-1: none. As large as you like: it is cut to what there is."""
+Small = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
+"""-1 means "not set"."""
+Count = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 Penalty = Annotated[float, Meta(ge=-100, le=100)]
 Stop = str | Annotated[list[str], Meta(max_length=MAX_STOPS)]
@@ -56,10 +62,10 @@ class GenerationBody(msgspec.Struct, kw_only=True):
     stop: Stop | None = None
     ignore_eos: bool | None = None
     # where
-    id_slot: Limit | None = None
+    id_slot: Small | None = None
     # which token
     temperature: Annotated[float, Meta(ge=0, le=1000)] | None = None
-    top_k: Limit | None = None
+    top_k: Small | None = None
     top_p: Share | None = None
     min_p: Share | None = None
     typical_p: Share | None = None
@@ -79,7 +85,7 @@ class GenerationBody(msgspec.Struct, kw_only=True):
     return_tokens: bool | None = None
     return_progress: bool | None = None
     timings_per_token: bool | None = None
-    sse_ping_interval: Limit | None = None
+    sse_ping_interval: Small | None = None
 
 
 class NativeBody(GenerationBody, kw_only=True):
@@ -126,13 +132,15 @@ class DetokenizeBody(msgspec.Struct, kw_only=True):
 
 def parse(body: bytes, kind: type[T]) -> T:
     """Return ``body`` as ``kind``; raises ``ApiError``."""
-    refuse_unsupported(_decoded(body, dict[str, Raw]))
-    return _decoded(body, kind)
-
-
-def _decoded(body: bytes, kind: type[T]) -> T:
-    try:
+    with _refusing():
+        refuse_unsupported(msgspec.json.decode(body, type=dict[str, Raw]))
         return msgspec.json.decode(body, type=kind)
+
+
+@contextmanager
+def _refusing() -> Iterator[None]:
+    try:
+        yield
     except msgspec.ValidationError as error:
         raise _wrong_value(str(error)) from None
     except msgspec.DecodeError:

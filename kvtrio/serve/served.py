@@ -51,5 +51,7 @@ class ServedModel:
     """Bytes of the weights in the file."""
     n_params: int
     ftype: str
+    vocab_type: int = 0
+    """llama.cpp's number for the kind of vocabulary: 1 SentencePiece, 2 byte-level BPE."""
     template_note: str | None = None
     """Set when the model brought no template of its own: which one stands in."""

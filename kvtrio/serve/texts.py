@@ -1,12 +1,11 @@
-"""POST /tokenize, /detokenize, /apply-template: pure functions from body to answer."""
-
-from typing import Any
+"""POST /tokenize, /detokenize, /apply-template: pure functions from body to body."""
 
 from attrs import frozen
 
 from kvtrio.serve.chat import chat_prompt
 from kvtrio.serve.errors import WRONG_VALUE, ApiError
 from kvtrio.serve.prompts import SHAPES, check_token_id, mixed_token_ids
+from kvtrio.serve.replies import encode_json
 from kvtrio.serve.schema import ChatBody, DetokenizeBody, TokenizeBody, parse
 from kvtrio.serve.served import ServedModel, TextTokenizer
 from kvtrio.serve.services import ServeSettings
@@ -14,12 +13,12 @@ from kvtrio.serve.services import ServeSettings
 
 @frozen
 class Texts:
-    """Every method takes the raw body and raises ``ApiError``."""
+    """Every method takes the raw body, returns the answer's and raises ``ApiError``."""
 
     model: ServedModel
     settings: ServeSettings
 
-    def tokenize(self, raw: bytes) -> dict[str, Any]:
+    def tokenize(self, raw: bytes) -> bytes:
         body, tokenizer = parse(raw, TokenizeBody), self.model.tokenizer
         content = [] if body.content is None else body.content
         if not isinstance(content, str | list):
@@ -32,18 +31,20 @@ class Texts:
             parse_special=body.parse_special is not False,
         )
         if not body.with_pieces:
-            return {"tokens": ids}
-        return {"tokens": [{"id": each, "piece": _piece(each, tokenizer)} for each in ids]}
+            return encode_json({"tokens": ids})
+        pieces = [{"id": each, "piece": _piece(each, tokenizer)} for each in ids]
+        return encode_json({"tokens": pieces})
 
-    def detokenize(self, raw: bytes) -> dict[str, Any]:
+    def detokenize(self, raw: bytes) -> bytes:
         ids = parse(raw, DetokenizeBody).tokens or []
         for token_id in ids:
             check_token_id(token_id, self.model.tokenizer, "tokens")
-        return {"content": self.model.tokenizer.decode(ids)}
+        return encode_json({"content": self.model.tokenizer.decode(ids)})
 
-    def apply_template(self, raw: bytes) -> dict[str, Any]:
+    def apply_template(self, raw: bytes) -> bytes:
         body = parse(raw, ChatBody)
-        return {"prompt": chat_prompt(body, self.model, self.settings.clock())}
+        prompt = chat_prompt(body, self.model, self.settings.clock())
+        return encode_json({"prompt": prompt})
 
 
 def _piece(token_id: int, tokenizer: TextTokenizer) -> str | list[int]:

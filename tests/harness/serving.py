@@ -1,4 +1,4 @@
-"""The whole server in virtual time: real routes and templates, a tokenizer of bytes, the sim engine.
+"""The whole server in virtual time: real routes and templates, tokens of bytes, the sim engine.
 
 >>> async with serving(then=ord("a")) as server:
 ...     answer = await server.post("/completion", {"prompt": "hi", "n_predict": 4})
@@ -12,7 +12,7 @@ from itertools import count
 from typing import Any
 
 import trio
-from attrs import evolve, field, frozen
+from attrs import evolve, frozen
 from quart_trio import QuartTrio
 
 from harness.virtual import SimSettings, SimStack, script, sim_stack
@@ -21,6 +21,7 @@ from kvtrio.core.sampling import SamplingParams
 from kvtrio.engine.offload import InlineOffload
 from kvtrio.model.spec import ModelSpec
 from kvtrio.model.template import load_template
+from kvtrio.model.tokenizer import MAX_TEXT_CHARS, TextTooLong
 from kvtrio.serve.app import create_app
 from kvtrio.serve.served import ServedModel
 from kvtrio.serve.services import ServeSettings, Services
@@ -42,6 +43,8 @@ class ByteTokenizer:
     add_bos = True
 
     def encode(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+        if len(text) > MAX_TEXT_CHARS:
+            raise TextTooLong
         ids = [BOS] if add_special and not (parse_special and text.startswith("<s>")) else []
         pieces = text.replace("</s>", "\0e").replace("<s>", "\0b") if parse_special else text
         marks = {ord("e"): EOS, ord("b"): BOS}
@@ -56,7 +59,7 @@ class ByteTokenizer:
     def token_bytes(self, token_id: int) -> bytes:
         if token_id < 256:
             return bytes([token_id])
-        return (("<s>", "</s>") + WORDS)[token_id - 256].encode()
+        return ("<s>", "</s>", *WORDS)[token_id - 256].encode()
 
     def is_control(self, token_id: int) -> bool:
         return token_id in (BOS, EOS)
@@ -140,7 +143,8 @@ class Serving:
     http: VirtualServer
     stack: SimStack
     services: Services
-    seeds: list[int] = field(factory=list)
+    nursery: trio.Nursery
+    """Of the connections; cancelled at the end."""
 
     async def call(self, call: Call) -> Reply:
         return Reply(await self.http.call(call))
@@ -187,5 +191,5 @@ async def serving(
         )
         app = create_app(services)
         http = VirtualServer(app, nursery)
-        yield Serving(app=app, http=http, stack=stack, services=services)
+        yield Serving(app=app, http=http, stack=stack, services=services, nursery=nursery)
         nursery.cancel_scope.cancel()

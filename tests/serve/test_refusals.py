@@ -9,6 +9,7 @@ import trio
 from harness.serving import VOCAB_SIZE, Reply, serving
 from harness.virtual import SimSettings
 from harness.virtual_http import Call
+from kvtrio.model.tokenizer import MAX_TEXT_CHARS
 
 CHAT, TEXT, NATIVE = "/v1/chat/completions", "/v1/completions", "/completion"
 HI = [{"role": "user", "content": "hi"}]
@@ -51,6 +52,26 @@ async def test_broken_bodies_are_a_400(
         assert answer.error["type"] == "invalid_request_error"
 
 
+@pytest.mark.parametrize("depth", [10, 64, 400, 700, 950, 3000])
+@pytest.mark.parametrize(
+    "where",
+    [
+        b'{"messages":[{"role":"user","content":"x","extra":%b}],"max_tokens":1}',
+        b'{"messages":[{"role":"user","content":%b}],"max_tokens":1}',
+        b'{"messages":[{"role":"user","content":"x"}],"tools":%b,"max_tokens":1}',
+        b'{"messages":[{"role":"user","content":"x"}],"metadata":%b,"max_tokens":1}',
+        b'{"messages":[{"role":"user","content":"x"}],"unknown":%b,"max_tokens":1}',
+        b'{"messages":[{"role":"user","content":"x"}],"chat_template_kwargs":{"a":%b},"n":1}',
+        b'{"messages":[{"role":"user","content":"x"}],"stop":%b,"max_tokens":1}',
+    ],
+)
+async def test_no_depth_is_our_fault(autojump_clock: Any, where: bytes, depth: int) -> None:
+    """However deep, and wherever: an answer or a 400."""
+    async with serving() as server:
+        answer = await server.post(CHAT, where % (b"[" * depth + b"]" * depth))
+        assert answer.status in (200, 400)
+
+
 @pytest.mark.parametrize("path", [CHAT, TEXT, NATIVE])
 @pytest.mark.parametrize(
     ("field", "value"),
@@ -75,6 +96,8 @@ async def test_broken_bodies_are_a_400(
         ("typical_p", -1),
         ("top_k", -2),
         ("top_k", 1.5),
+        ("top_k", 2**31),
+        ("repeat_last_n", 2**70),
         ("repeat_penalty", 0),
         ("repeat_penalty", -1),
         ("repeat_last_n", -1),
@@ -349,6 +372,7 @@ async def test_draining_is_a_503(autojump_clock: Any, path: str) -> None:
         assert running[0].json["content"] == "a" * 20
 
 
+@pytest.mark.slow
 async def test_giant_requests_cost_nothing(autojump_clock: Any) -> None:
     """A prompt list of a million entries, a stop string of megabytes: 400, nothing computed."""
     async with serving() as server:
@@ -358,6 +382,31 @@ async def test_giant_requests_cost_nothing(autojump_clock: Any) -> None:
             )
             assert answer.status == 400
         assert server.stack.core.next_step == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", [CHAT, TEXT, NATIVE, "/tokenize"])
+async def test_texts_that_no_model_could_hold(autojump_clock: Any, path: str) -> None:
+    """What the tokenizer declines to look at is a 400, and clients know it for an overflow."""
+    text = "x" * (MAX_TEXT_CHARS + 1)
+    body = {"prompt": text, "content": text, "messages": [{"role": "user", "content": text}]}
+    async with serving() as server:
+        answer = await server.post(path, {**body, "prompt": text})
+        assert answer.status == 400
+        assert "context_length_exceeded" in answer.error["message"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_log_probabilities_are_bounded_over_all_answers(
+    autojump_clock: Any, stream: bool
+) -> None:
+    """Answers x tokens x alternatives is refused before anything is computed if it is too much."""
+    async with serving(sim=SimSettings(max_waiting=200)) as server:
+        body = {"prompt": ["x"] * 50, "n_predict": 255, "n_probs": 100, "stream": stream}
+        answer = await server.post(NATIVE, body)
+        assert answer.error["kvtrio"]["code"] == "too_many_logprobs"
+        assert server.stack.core.next_step == 0
+        assert (await server.post(NATIVE, {**body, "n_predict": 2})).status == 200
 
 
 CANARY = "Xq7Canary"

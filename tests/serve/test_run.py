@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import trio
 from hypercorn.config import Config
+from quart_trio import QuartTrio
 
-from harness.real_http import Running, read_for, request
+from harness.real_http import Running, flood_app, read_for, request
 from harness.serving import Serving, serving
 from harness.virtual import SimSettings
 from kvtrio.serve.run import BindError, HttpSettings, hypercorn_config, open_sockets, serve_http
@@ -88,14 +89,16 @@ async def ask(http: Running, body: bytes) -> trio.SocketStream:
 
 
 @asynccontextmanager
-async def served(**settings: Any) -> AsyncIterator[tuple[Running, Serving]]:
+async def served(
+    app: QuartTrio | None = None, **settings: Any
+) -> AsyncIterator[tuple[Running, Serving]]:
     """The whole way of ``kvtrio serve`` but the model: ``serve_http`` over the sim stack."""
     http, running = HttpSettings(port=0, **settings), Running()
     sim = SimSettings(max_context=2000, cost=lambda batch: 0.01)
     async with serving(sim=sim) as server, trio.open_nursery() as nursery:
 
         async def run(task_status: trio.TaskStatus[list[str]]) -> None:
-            await serve_http(server.app, http, server.stack.engine, task_status=task_status)
+            await serve_http(app or server.app, http, server.stack.engine, task_status=task_status)
             running.returned.set()
 
         urls = await nursery.start(run)
@@ -156,11 +159,12 @@ async def test_the_drain_has_a_limit(ticking_clock: Any) -> None:
 @pytest.mark.slow
 async def test_a_stalled_client_does_not_outlast_the_grace(ticking_clock: Any) -> None:
     """Writes that wait when the drain is over get the grace period, not their whole patience."""
-    async with served(drain_s=0.2, grace_s=0.3, stall_s=60.0) as (http, _server):
+    ended = trio.Event()
+    async with served(flood_app(ended), grace_s=0.3, stall_s=60.0) as (http, _server):
         client = await http.connect()
-        body = b'{"prompt":"x","n_predict":-1,"stream":true,"n_probs":50}'
-        await client.send_all(request("/completion", method="POST", body=body))
-        await trio.sleep(0.5)
+        await client.send_all(request("/"))
+        await trio.sleep(0.2)
         os.kill(os.getpid(), signal.SIGTERM)
         with trio.fail_after(4):
             await http.returned.wait()
+        assert ended.is_set()

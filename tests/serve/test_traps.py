@@ -11,12 +11,14 @@ from typing import Any
 
 import pytest
 import trio
+from attrs import evolve
 from quart_trio import QuartTrio
 
 import kvtrio.serve
 from harness.real_http import flood_app, read_for, request, running
 from harness.serving import HEARTBEAT_S, Serving, serving
 from harness.virtual import SimSettings
+from harness.virtual_http import VirtualServer
 from kvtrio.serve.app import create_app
 
 STREAM = b'{"prompt":"x","n_predict":5,"stream":true}'
@@ -307,3 +309,37 @@ def test_the_remedies_were_made_for_these_versions() -> None:
 def test_the_heartbeat_is_shorter_than_proxies_wait() -> None:
     """They give up after 60 s and more."""
     assert HEARTBEAT_S < 30
+
+
+class Recorder:
+    """Counts what is run beside the event loop."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    async def run(self, fn: Any, *args: Any) -> Any:
+        self.names.append(fn.__name__)
+        return fn(*args)
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("/v1/chat/completions", "chat"),
+        ("/v1/completions", "text"),
+        ("/completion", "native"),
+        ("/tokenize", "tokenize"),
+        ("/detokenize", "detokenize"),
+        ("/apply-template", "apply_template"),
+    ],
+)
+async def test_bodies_are_read_beside_the_event_loop(
+    autojump_clock: Any, path: str, name: str
+) -> None:
+    """Parsing, templates, tokenising and large answers go through the offload port."""
+    recorder = Recorder()
+    async with serving() as server:
+        services = evolve(server.services, offload=recorder)
+        http = VirtualServer(create_app(services), server.nursery)
+        await http.post(path, b'{"prompt":"x","messages":[{"role":"user"}],"n_predict":1}')
+        assert recorder.names in ([name], [name, "_body"])
