@@ -1,0 +1,183 @@
+"""How long a step takes, learned from the steps that were run.
+
+Seconds are a non-negative sum over what a step does: a constant, tokens of prefill, what they
+attend to, decoding rows, what those attend to, distinct adapters. Two rules keep the fit sane:
+
+1. Old steps fade, the prior does not. A feature that stays constant, or absent, for hours keeps a
+   weight between the data's last word and the prior: nothing winds up.
+2. Predictions are scaled by a quantile of what measured over predicted lately was, and never by
+   less than 1: a bound is kept by being pessimistic about noise, not about the mean.
+
+The prior is a slow machine, so the first steps are small ones, and the fit grows from there.
+"""
+
+from bisect import bisect_left, insort
+from collections import deque
+from collections.abc import Iterable
+
+from attrs import define, field, frozen
+
+from kvtrio.core.batch import Batch
+
+FADE = 0.98
+"""Weight of a step against the next one: about the last 50 count."""
+PRIOR_WEIGHT = 0.05
+"""The prior counts as so many steps, at each feature's typical size."""
+SWEEPS = 8
+"""Rounds of coordinate descent per fit; it starts from the last fit."""
+TYPICAL_S = 0.05
+"""A step that counts once in the fit; shorter ones count more, longer ones less."""
+MOST_SHARE = 10.0
+NUM_RESIDUALS = 128
+QUANTILE = 0.9
+
+
+@frozen(kw_only=True)
+class Load:
+    """What a step does."""
+
+    num_prefill_tokens: int = 0
+    prefill_context: float = 0.0
+    """Sum over prefill tokens of the positions each attends to."""
+    num_decode_rows: int = 0
+    decode_context: float = 0.0
+    num_adapters: int = 0
+
+    def features(self) -> tuple[float, ...]:
+        return (
+            1.0,
+            self.num_prefill_tokens,
+            self.prefill_context,
+            self.num_decode_rows,
+            self.decode_context,
+            self.num_adapters,
+        )
+
+    def plus_chunk(self, start: int, num_tokens: int) -> "Load":
+        """And ``num_tokens`` more tokens of a prompt, from position ``start`` on."""
+        return Load(
+            num_prefill_tokens=self.num_prefill_tokens + num_tokens,
+            prefill_context=self.prefill_context + num_tokens * (start + num_tokens / 2),
+            num_decode_rows=self.num_decode_rows,
+            decode_context=self.decode_context,
+            num_adapters=self.num_adapters,
+        )
+
+    def plus_row(self, position: int) -> "Load":
+        """And one decoding row."""
+        return Load(
+            num_prefill_tokens=self.num_prefill_tokens,
+            prefill_context=self.prefill_context,
+            num_decode_rows=self.num_decode_rows + 1,
+            decode_context=self.decode_context + position,
+            num_adapters=self.num_adapters,
+        )
+
+
+def load_of(batch: Batch) -> Load:
+    """The load of a planned step."""
+    load = Load()
+    for chunk in batch.chunks:
+        num_tokens = len(chunk.token_ids)
+        if num_tokens == 1:
+            load = load.plus_row(chunk.start)
+        else:
+            load = load.plus_chunk(chunk.start, num_tokens)
+    uses = {use.adapter_id for chunk in batch.chunks for use in chunk.adapters}
+    return Load(
+        num_prefill_tokens=load.num_prefill_tokens,
+        prefill_context=load.prefill_context,
+        num_decode_rows=load.num_decode_rows,
+        decode_context=load.decode_context,
+        num_adapters=len(uses),
+    )
+
+
+NAMES = ("base", "prefill_token", "prefill_context", "decode_row", "decode_context", "adapter")
+SCALES = (1.0, 256.0, 256.0 * 2048.0, 4.0, 4.0 * 2048.0, 2.0)
+"""Typical sizes, so that one weight of the prior suits all."""
+SLOW = (0.02, 0.004, 1e-6, 0.01, 2e-6, 0.01)
+"""Prior: seconds per unit on a slow machine."""
+
+
+@define(eq=False)
+class CostModel:
+    """``observe`` steps, ``predict`` steps; see the module's rules."""
+
+    prior: tuple[float, ...] = SLOW
+    weights: list[float] = field(init=False)
+    num_observed: int = field(init=False, default=0)
+    _gram: list[list[float]] = field(init=False)
+    _moment: list[float] = field(init=False)
+    _recent: deque[float] = field(init=False, factory=deque)
+    _sorted: list[float] = field(init=False, factory=list)
+
+    def __attrs_post_init__(self) -> None:
+        size = len(self.prior)
+        self.weights = [w * s for w, s in zip(self.prior, SCALES, strict=True)]
+        self._gram = [[0.0] * size for _ in range(size)]
+        self._moment = [0.0] * size
+
+    def observe(self, load: Load, seconds: float) -> None:
+        """A step of ``load`` took ``seconds``."""
+        x = _scaled(load)
+        mean = sum(w * v for w, v in zip(self.weights, x, strict=True))
+        if self.num_observed and mean > 0.0:
+            self._note(seconds / mean)
+        self.num_observed += 1
+        # Errors count relative to the step: a short one is to be predicted as well as a long one.
+        share = TYPICAL_S / max(seconds, TYPICAL_S / MOST_SHARE)
+        x, seconds = [share * v for v in x], share * seconds
+        for i, row in enumerate(self._gram):
+            for j in range(len(row)):
+                row[j] = FADE * row[j] + x[i] * x[j]
+            self._moment[i] = FADE * self._moment[i] + x[i] * seconds
+        self._fit()
+
+    def _fit(self) -> None:
+        """Non-negative least squares with a prior, by coordinate descent."""
+        prior = [w * s for w, s in zip(self.prior, SCALES, strict=True)]
+        for _ in range(SWEEPS):
+            for i, row in enumerate(self._gram):
+                others = sum(row[j] * w for j, w in enumerate(self.weights) if j != i)
+                pull = self._moment[i] - others + PRIOR_WEIGHT * prior[i]
+                self.weights[i] = max(0.0, pull / (row[i] + PRIOR_WEIGHT))
+
+    def _note(self, ratio: float) -> None:
+        if len(self._recent) == NUM_RESIDUALS:
+            del self._sorted[bisect_left(self._sorted, self._recent.popleft())]
+        self._recent.append(ratio)
+        insort(self._sorted, ratio)
+
+    @property
+    def margin(self) -> float:
+        """What predictions are multiplied by."""
+        if not self._sorted:
+            return 1.0
+        index = min(int(QUANTILE * len(self._sorted)), len(self._sorted) - 1)
+        return max(1.0, self._sorted[index])
+
+    def predict(self, load: Load) -> float:
+        """Seconds that a step of ``load`` will hardly exceed."""
+        x = _scaled(load)
+        return self.margin * sum(w * v for w, v in zip(self.weights, x, strict=True))
+
+    def most_tokens(self, load: Load, start: int, most: int, seconds: float) -> int:
+        """The most prefill tokens from ``start`` on that ``load`` can take in within ``seconds``."""
+        low, high = 0, most
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self.predict(load.plus_chunk(start, middle)) <= seconds:
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+    def coefficients(self) -> dict[str, float]:
+        """Seconds per unit of each feature, for the log and the metrics."""
+        parts: Iterable[tuple[str, float, float]] = zip(NAMES, self.weights, SCALES, strict=True)
+        return {name: weight / scale for name, weight, scale in parts}
+
+
+def _scaled(load: Load) -> list[float]:
+    return [v / s for v, s in zip(load.features(), SCALES, strict=True)]

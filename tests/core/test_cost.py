@@ -1,0 +1,88 @@
+"""The cost model learns, stays sane, and errs to the safe side."""
+
+import random
+
+import pytest
+
+from kvtrio.core.cost import SLOW, CostModel, Load
+
+
+def truth(load, base=0.004, token=0.0003, context=2e-8, row=0.001, row_context=4e-8, adapter=0.002):
+    """Seconds of a made-up machine."""
+    return (
+        base
+        + token * load.num_prefill_tokens
+        + context * load.prefill_context
+        + row * load.num_decode_rows
+        + row_context * load.decode_context
+        + adapter * load.num_adapters
+    )
+
+
+def some_load(rng):
+    load = Load(num_adapters=rng.randrange(3))
+    for _ in range(rng.randrange(5)):
+        load = load.plus_row(rng.randrange(4000))
+    if rng.random() < 0.7:
+        load = load.plus_chunk(rng.randrange(4000), rng.randrange(1, 300))
+    return load
+
+
+def test_it_learns_a_machine():
+    """After some hundred varied steps predictions are within a tenth, noise or not."""
+    rng, model = random.Random(1), CostModel()
+    for _ in range(400):
+        load = some_load(rng)
+        model.observe(load, truth(load) * rng.uniform(0.95, 1.05))
+    for _ in range(50):
+        load = some_load(rng)
+        assert model.predict(load) / model.margin == pytest.approx(truth(load), rel=0.15, abs=1e-3)
+
+
+def test_no_coefficient_is_ever_negative():
+    """Whatever is measured, even nonsense."""
+    rng, model = random.Random(2), CostModel()
+    for _ in range(500):
+        model.observe(some_load(rng), rng.choice([0.0, 1e-6, 0.5, 10.0]))
+        assert min(model.coefficients().values()) >= 0.0
+
+
+def test_constant_load_winds_nothing_up():
+    """After 20,000 equal steps a different load is still predicted within sane bounds."""
+    model = CostModel()
+    row = Load().plus_row(500)
+    for _ in range(20_000):
+        model.observe(row, truth(row))
+    assert model.predict(row) == pytest.approx(truth(row), rel=0.05)
+    big = row.plus_chunk(0, 256)
+    slowest = sum(w * f for w, f in zip(SLOW, big.features(), strict=True))
+    assert truth(big) * 0.2 < model.predict(big) < 3 * slowest
+
+
+def test_the_first_step_is_planned_small():
+    """Before any measurement the prior lets little prefill into 100 ms."""
+    assert CostModel().most_tokens(Load().plus_row(10), 0, 512, 0.1) <= 32
+
+
+def test_noise_widens_the_margin():
+    """With steps that take up to twice the mean, nine in ten keep to the prediction."""
+    rng, model = random.Random(3), CostModel()
+    kept = 0
+    for number in range(600):
+        load = some_load(rng)
+        seconds = truth(load) * rng.uniform(0.6, 1.8)
+        kept += number >= 100 and seconds <= model.predict(load)
+        model.observe(load, seconds)
+    assert kept > 0.85 * 500
+
+
+def test_most_tokens_is_the_most():
+    """One token more would exceed the time, one less would waste it."""
+    rng, model = random.Random(4), CostModel()
+    for _ in range(200):
+        load = some_load(rng)
+        model.observe(load, truth(load))
+    load = Load().plus_row(100)
+    num = model.most_tokens(load, 1000, 10_000, 0.1)
+    assert model.predict(load.plus_chunk(1000, num)) <= 0.1
+    assert model.predict(load.plus_chunk(1000, num + 1)) > 0.1
