@@ -59,6 +59,10 @@ class Submit:
     """How long a pin holds, from the end of the request."""
     session: bytes | None = None
     """Opaque digest of the caller's name for the conversation."""
+    purpose: int | None = None
+    """Place of the request's purpose in the operator's list."""
+    num_recalled_tokens: int = 0
+    """Of the prompt: those that kept the ids with which they were generated here."""
 
 
 @frozen

@@ -13,27 +13,17 @@
    is a token that a stop string cut or whose character was never finished.
 6. An entry is a whole conversation: what its prompt recalled counts as generated. A turn takes the
    place of the turn that it continues.
-7. The bytes held never exceed the limit; what was used least recently goes first.
-8. With E entries and a text of n bytes a look-up compares O(n log E) bytes; it does no work per
-   entry or per token.
 """
 
 from array import array
-from bisect import bisect_left, bisect_right, insort
-from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from itertools import chain
-from operator import attrgetter
-from threading import Lock
 from typing import Protocol
 
-from attrs import define, field, frozen
+from attrs import field, frozen
 
+from kvtrio.model.answers import AnswerStore, Borders, Entry
 from kvtrio.model.tokenizer import Fragment, clean_text
-
-ENTRY_OVERHEAD_BYTES = 1_024
-"""What an entry takes beside its text and numbers."""
-NUMBER_BYTES = array("I").itemsize
 
 
 class SplittingTokenizer(Protocol):
@@ -54,46 +44,6 @@ class SplittingTokenizer(Protocol):
 
 
 @frozen(eq=False)
-class Borders:
-    """Where generated tokens end: with ``counts[i]`` tokens, ``ends[i]`` bytes of text are spelled.
-    Both strictly ascending."""
-
-    ends: Sequence[int] = field(factory=lambda: array("I"), repr=False)
-    counts: Sequence[int] = field(factory=lambda: array("I"), repr=False)
-
-    def __len__(self) -> int:
-        return len(self.ends)
-
-    def first(self, number: int) -> "Borders":
-        return Borders(self.ends[:number], self.counts[:number])
-
-    def index(self, place: int) -> int | None:
-        """Of the border at byte ``place``."""
-        index = bisect_left(self.ends, place)
-        return index if index < len(self) and self.ends[index] == place else None
-
-
-@frozen(eq=False)
-class Entry:
-    """A conversation up to the end of an answer."""
-
-    namespace: bytes
-    text: bytes = field(repr=False)
-    ids: Sequence[int] = field(repr=False)
-    borders: Borders
-
-    @property
-    def key(self) -> tuple[bytes, bytes]:
-        return self.namespace, self.text
-
-    @property
-    def num_bytes(self) -> int:
-        numbers = len(self.ids) + 2 * len(self.borders)
-        texts = len(self.namespace) + len(self.text)
-        return texts + NUMBER_BYTES * numbers + ENTRY_OVERHEAD_BYTES
-
-
-@frozen(eq=False)
 class Encoded:
     """A prompt's ids, and what ``Recall.note`` has to know of it."""
 
@@ -110,31 +60,18 @@ class Encoded:
         return len(self.borders)
 
 
-@define(eq=False)
+@frozen(eq=False)
 class Recall:
     """The memory of one model's answers; may be used from several threads at once."""
 
     tokenizer: SplittingTokenizer = field(repr=False)
-    limit_bytes: int
-    """0 recalls nothing."""
-    num_bytes: int = field(init=False, default=0)
-    _by_use: "OrderedDict[tuple[bytes, bytes], Entry]" = field(
-        init=False, factory=OrderedDict, repr=False
-    )
-    """By namespace and text; least recently used first."""
-    _by_text: dict[bytes, list[Entry]] = field(init=False, factory=dict, repr=False)
-    """By namespace, in the order of the texts."""
-    _lock: Lock = field(init=False, factory=Lock, repr=False)
-
-    @property
-    def num_entries(self) -> int:
-        return len(self._by_use)
+    store: AnswerStore
 
     def encode(self, namespace: bytes, text: str) -> Encoded:
         """Ids of a prompt, with the start token that the model wants and special tokens parsed."""
         text = clean_text(text)
         raw = text.encode()
-        found = self._find(namespace, raw)
+        found = self.store.find(namespace, raw)
         joined = self._join(*found, text, raw) if found else None
         if joined is not None:
             return joined
@@ -147,16 +84,10 @@ class Recall:
         ``generated_text`` is what the caller was given, without the prompt.
         """
         entry = self._extended(prompt, generated_ids, generated_text.encode("utf-8", "replace"))
-        if entry is None or entry.num_bytes > self.limit_bytes:
-            return
-        with self._lock:
+        if entry is not None:
             source = prompt.source
-            if source is not None and len(source.borders) == len(prompt.borders):
-                self._discard(source.key)
-            self._discard(entry.key)
-            self._insert(entry)
-            while self.num_bytes > self.limit_bytes:
-                self._discard(next(iter(self._by_use)))
+            is_whole = source is not None and len(source.borders) == len(prompt.borders)
+            self.store.put(entry, in_place_of=source if is_whole else None)
 
     def _extended(
         self, prompt: Encoded, generated_ids: Iterable[int], generated: bytes
@@ -178,25 +109,8 @@ class Recall:
             return None
         counts = array("I", range(len(prompt.ids) + 1, len(ids) + 1))
         old = prompt.borders
-        borders = Borders(array("I", [*old.ends, *ends]), array("I", [*old.counts, *counts]))
+        borders = Borders(old.ends + ends, old.counts + counts)
         return Entry(prompt.namespace, prompt.text + generated[:at], ids, borders)
-
-    def _find(self, namespace: bytes, text: bytes) -> tuple[Entry, Borders] | None:
-        """The entry that has most in common with ``text``, and its borders in that part."""
-        with self._lock:
-            shelf = self._by_text.get(namespace, [])
-            # What shares most with a text stands beside it in the order of texts.
-            place = bisect_left(shelf, text, key=attrgetter("text"))
-            near = shelf[max(place - 1, 0) : place + 1]
-        found = [(entry, _shared_borders(entry, text)) for entry in near]
-        found = [(entry, borders) for entry, borders in found if borders]
-        if not found:
-            return None
-        entry, borders = max(found, key=lambda each: each[1].ends[-1])
-        with self._lock:
-            if entry.key in self._by_use:
-                self._by_use.move_to_end(entry.key)
-        return entry, borders
 
     def _join(self, entry: Entry, known: Borders, text: str, raw: bytes) -> Encoded | None:
         """Go back through the ordinary encoding of ``text`` to the last border that it shares."""
@@ -241,35 +155,3 @@ class Recall:
         if isinstance(content, str):
             return len(content.encode())
         return len(self.tokenizer.token_bytes(content))
-
-    def _insert(self, entry: Entry) -> None:
-        insort(self._by_text.setdefault(entry.namespace, []), entry, key=attrgetter("text"))
-        self._by_use[entry.key] = entry
-        self.num_bytes += entry.num_bytes
-
-    def _discard(self, key: tuple[bytes, bytes]) -> None:
-        entry = self._by_use.pop(key, None)
-        if entry is None:
-            return
-        shelf = self._by_text[entry.namespace]
-        del shelf[bisect_left(shelf, entry.text, key=attrgetter("text"))]
-        if not shelf:
-            del self._by_text[entry.namespace]
-        self.num_bytes -= entry.num_bytes
-
-
-def _shared_borders(entry: Entry, text: bytes) -> Borders:
-    shared = _num_shared_bytes(entry.text, text)
-    return entry.borders.first(bisect_right(entry.borders.ends, shared))
-
-
-def _num_shared_bytes(one: bytes, two: bytes) -> int:
-    """Length of the common beginning."""
-    low, high = 0, min(len(one), len(two))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if one[low:middle] == two[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low

@@ -1,0 +1,136 @@
+"""What the core holds: requests, blocks, places, and the moves a request makes between them.
+
+Changed by the functions of ``planning`` and ``booking`` and by ``Core`` alone.
+"""
+
+from collections.abc import Mapping
+
+from attrs import define, field, frozen
+
+from kvtrio.core.batch import Batch
+from kvtrio.core.config import CoreConfig
+from kvtrio.core.events import Finished, Output, Submit
+from kvtrio.core.identity import Context, ContextTable, KeyMaker, TokenTrail
+from kvtrio.core.places import Places, PlaceView
+from kvtrio.core.policy import Policy
+from kvtrio.core.request import Request
+from kvtrio.core.reuse import BlockTables
+from kvtrio.core.tiers import TieredCache
+from kvtrio.core.types import FinishReason, RequestId, RequestState, Tier
+
+
+@frozen(kw_only=True)
+class CoreStatistics:
+    """A snapshot for health, metrics and the slots view."""
+
+    num_running: int
+    num_waiting: int
+    is_draining: bool
+    num_used_blocks: Mapping[Tier, int]
+    """Held and cached."""
+    max_blocks: Mapping[Tier, int]
+    places: tuple[PlaceView, ...]
+
+
+@define(eq=False)
+class State:
+    """See the module, and the rules in ``machine``."""
+
+    config: CoreConfig
+    policy: Policy
+    keys: KeyMaker
+    cache: TieredCache = field(init=False)
+    tables: BlockTables = field(init=False)
+    contexts: ContextTable = field(init=False, factory=ContextTable)
+    places: Places = field(init=False)
+    requests: dict[RequestId, Request] = field(init=False, factory=dict)
+    """Waiting and running, in order of arrival."""
+    waiting: dict[RequestId, Request] = field(init=False, factory=dict)
+    in_flight: Batch | None = field(init=False, default=None)
+    is_draining: bool = field(init=False, default=False)
+    news: list[Output] = field(init=False, factory=list)
+    """What ``schedule`` found, told by ``update``."""
+    next_step: int = field(init=False, default=0)
+
+    def __attrs_post_init__(self) -> None:
+        config = self.config
+        assert config.max_batch_tokens >= config.num_places
+        self.cache = TieredCache(config)
+        self.tables = BlockTables(self.cache, config.block_size)
+        self.places = Places(config.num_places)
+
+    def add(self, submit: Submit, now: float) -> None:
+        """Take in a request that may wait."""
+        request = Request(submit, now, list(submit.token_ids), self._trail(submit))
+        self.requests[request.request_id] = self.waiting[request.request_id] = request
+
+    def _trail(self, submit: Submit) -> TokenTrail:
+        contexts: list[tuple[int, Context]] = []
+        for segment in submit.segments:
+            context = self.contexts.intern(submit.namespace, segment.adapters)
+            if not contexts or contexts[-1][1].number != context.number:
+                contexts.append((segment.start, context))
+        trail = TokenTrail(self.keys, self.config.block_size, tuple(contexts))
+        trail.extend_prompt(submit.token_ids)
+        return trail
+
+    def start(self, request: Request, now: float) -> bool:
+        """Give a waiting request a place; False if the one it wants, or every one, is taken."""
+        claimed = frozenset(
+            other.submit.place for other in self.waiting.values() if other.submit.place is not None
+        )
+        place = self.places.find(request.submit.place, claimed)
+        if place is None:
+            return False
+        request.move(RequestState.RUNNING)
+        del self.waiting[request.request_id]
+        self.places.enter(place, request)
+        request.started_s = now
+        return True
+
+    def finish(
+        self, request: Request, reason: FinishReason, now: float, stopped_by_text: bool = False
+    ) -> Finished:
+        """End a request that is not in flight, and free all it holds."""
+        assert not request.in_flight
+        if request.state is RequestState.RUNNING:
+            self.places.leave(request)
+        else:
+            del self.waiting[request.request_id]
+        request.move(RequestState.FINISHED)
+        del self.requests[request.request_id]
+        self.tables.leave(request, now)
+        text = "" if stopped_by_text else request.submit.matcher.flush()
+        return _account(request, reason, now, text, stopped_by_text)
+
+    def statistics(self) -> CoreStatistics:
+        return CoreStatistics(
+            num_running=len(self.requests) - len(self.waiting),
+            num_waiting=len(self.waiting),
+            is_draining=self.is_draining,
+            num_used_blocks={tier: self.cache.num_used[tier] for tier in Tier},
+            max_blocks={tier: self.cache.limits[tier] for tier in Tier},
+            places=self.places.views(),
+        )
+
+
+def _account(
+    request: Request, reason: FinishReason, now: float, text: str, stopped_by_text: bool
+) -> Finished:
+    started = now if request.started_s is None else request.started_s
+    first = now if request.first_token_s is None else request.first_token_s
+    return Finished(
+        request_id=request.request_id,
+        reason=reason,
+        text=text,
+        stopped_by_text=stopped_by_text,
+        place=request.place,
+        num_prompt_tokens=request.num_prompt_tokens,
+        num_cached_tokens=request.num_cached_tokens,
+        num_computed_tokens=request.num_computed_here,
+        num_generated_tokens=request.num_generated_tokens,
+        queue_s=started - request.arrival_s,
+        prefill_s=first - started,
+        decode_s=now - first,
+        cache=request.report,
+    )
