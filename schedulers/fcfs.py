@@ -4,19 +4,19 @@ Decoding requests get their one token first, so that prefill never stops a strea
 the budget goes to prompts in order of arrival.
 """
 
-from kvtrio.core.policy import RequestView, Share, View
+from kvtrio.core.policy import Plan, RequestView, Share, View
 
 
 class FCFS:
     """Stateless; see the module."""
 
-    def plan(self, view: View) -> list[Share]:
+    def plan(self, view: View) -> Plan:
         decoding = [request for request in view.running if request.is_decoding]
         prefilling = [request for request in view.running if not request.is_decoding]
         starting = view.waiting[: view.num_free_places]
         shares = [Share(request.request_id, 1) for request in decoding]
         left = view.max_batch_tokens - len(shares)
-        return shares + _fill(sorted([*prefilling, *starting], key=_arrival), left)
+        return Plan(shares + _fill(sorted([*prefilling, *starting], key=_arrival), left))
 
 
 def _arrival(request: RequestView) -> tuple[float, int]:

@@ -59,6 +59,10 @@ class Batch:
     step: int
     chunks: tuple[Chunk, ...]
     copies: tuple[Copy, ...] = ()
+    predicted_s: float = 0.0
+    """What the cost model expects, with its margin."""
+    limit_s: float = 0.0
+    """What the step may take; exceeded only where one block of progress did not fit."""
 
     @property
     def num_tokens(self) -> int:

@@ -1,53 +1,99 @@
 """A finished step's account: tokens out, full blocks published, ended requests let go."""
 
+from attrs import frozen
+
 from kvtrio.core.batch import Batch, Chunk, Sampled, StepResult
-from kvtrio.core.events import Output, Piece, Progress, Started, TokenOut
+from kvtrio.core.cost import load_of
+from kvtrio.core.events import Gap, Output, Piece, Progress, Started, TokenOut
 from kvtrio.core.request import Request
 from kvtrio.core.state import State
-from kvtrio.core.types import FinishReason
+from kvtrio.core.types import FinishReason, GapCause
+
+
+@frozen(kw_only=True)
+class _Step:
+    """What the account of each request needs to know of the whole step."""
+
+    now: float
+    num_prefill_tokens: int
+    has_moves: bool
 
 
 def book_step(state: State, batch: Batch, result: StepResult, now: float) -> list[Output]:
     """What a step's answer causes, request by request."""
+    load = load_of(batch)
+    state.cost.observe(load, now - state.launched_s)
+    step = _Step(
+        now=now,
+        num_prefill_tokens=load.num_prefill_tokens,
+        has_moves=any(copy.source_tier is not copy.target_tier for copy in batch.copies),
+    )
     outputs: list[Output] = []
     for chunk, sampled in zip(batch.chunks, result.sampled, strict=True):
-        outputs += _book(state, state.requests[chunk.request_id], chunk, sampled, now)
+        request = state.requests[chunk.request_id]
+        _account_chunk(state, request, chunk)
+        state.tables.let_go_of_source(request, now)
+        state.tables.publish_full(request, now)
+        outputs += _book(state, request, sampled, step)
     return outputs
 
 
-def _book(
-    state: State, request: Request, chunk: Chunk, sampled: Sampled | None, now: float
-) -> list[Output]:
+def _account_chunk(state: State, request: Request, chunk: Chunk) -> None:
+    """Each prompt token counts once, as computed or reused; what is computed again counts apart."""
     request.in_flight = False
     request.num_computed_tokens = chunk.end
-    request.num_computed_here += min(chunk.end, request.num_prompt_tokens) - min(
-        chunk.start, request.num_prompt_tokens
-    )
-    state.tables.let_go_of_source(request, now)
-    state.tables.publish_full(request, now)
+    num_again = max(0, min(request.num_reached_tokens, chunk.end) - chunk.start)
+    request.num_recomputed_tokens += num_again
+    request.num_reached_tokens = max(request.num_reached_tokens, chunk.end)
+    num_new = min(chunk.end, request.num_prompt_tokens) - request.num_accounted_tokens
+    if num_new > 0:
+        request.num_computed_here += num_new
+        request.num_accounted_tokens += num_new
+        state.service.charge(request.submit.tenant, num_new, 0)
+
+
+def _book(state: State, request: Request, sampled: Sampled | None, step: _Step) -> list[Output]:
     if request.is_aborted:
-        return [state.finish(request, FinishReason.ABORT, now)]
+        return [state.finish(request, FinishReason.ABORT, step.now)]
     outputs = _announcements(request)
-    assert (sampled is None) == (chunk.sample is None)
     if sampled is not None:
-        outputs += _append(state, request, sampled, now)
+        outputs += _append(state, request, sampled, step)
     return outputs
 
 
-def _append(state: State, request: Request, sampled: Sampled, now: float) -> list[Output]:
-    if request.first_token_s is None:
-        request.first_token_s = now
+def _append(state: State, request: Request, sampled: Sampled, step: _Step) -> list[Output]:
+    _note_time(request, step)
     request.token_ids.append(sampled.token_id)
     request.trail.extend((sampled.token_id,))
+    state.service.charge(request.submit.tenant, 0, 1)
     is_end = sampled.token_id in request.submit.eos_ids
     piece = Piece() if is_end else request.submit.matcher.push(sampled.token_id)
     index = request.num_generated_tokens - 1
     outputs: list[Output] = [TokenOut(request.request_id, index, sampled, piece.text)]
     if is_end or piece.stopped:
-        outputs.append(state.finish(request, FinishReason.STOP, now, piece.stopped))
+        outputs.append(state.finish(request, FinishReason.STOP, step.now, piece.stopped))
     elif _is_full(state, request):
-        outputs.append(state.finish(request, FinishReason.LENGTH, now))
+        outputs.append(state.finish(request, FinishReason.LENGTH, step.now))
     return outputs
+
+
+def _note_time(request: Request, step: _Step) -> None:
+    last_s, request.last_token_s = request.last_token_s, step.now
+    if last_s is None:
+        request.first_token_s = step.now
+        return
+    seconds = step.now - last_s
+    if request.longest_gap is None or seconds > request.longest_gap.seconds:
+        request.longest_gap = Gap(seconds, _cause(request, step), step.num_prefill_tokens)
+    request.was_preempted = False
+
+
+def _cause(request: Request, step: _Step) -> GapCause:
+    if request.was_preempted:
+        return GapCause.PREEMPTED
+    if step.has_moves:
+        return GapCause.MOVE
+    return GapCause.PREFILL if step.num_prefill_tokens else GapCause.STEP
 
 
 def _is_full(state: State, request: Request) -> bool:

@@ -27,7 +27,14 @@ class CoreConfig:
     max_context: int
     """Longest request, prompt and answer together, in tokens."""
     max_waiting: int
+    """Requests."""
     max_batch_tokens: int
+    max_waiting_tokens: int | None = None
+    """Prompt tokens of all waiting requests together; None: no limit."""
+    max_gap_s: float = 0.1
+    """What a step may take while an answer streams."""
+    max_step_s: float = 0.25
+    """What it may take otherwise."""
     num_host_blocks: int = 0
     """Per group, in RAM; 0: no RAM tier."""
     is_unified: bool = True

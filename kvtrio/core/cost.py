@@ -15,7 +15,7 @@ from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Iterable
 
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
 from kvtrio.core.batch import Batch
 
@@ -55,41 +55,34 @@ class Load:
 
     def plus_chunk(self, start: int, num_tokens: int) -> "Load":
         """And ``num_tokens`` more tokens of a prompt, from position ``start`` on."""
-        return Load(
+        return evolve(
+            self,
             num_prefill_tokens=self.num_prefill_tokens + num_tokens,
             prefill_context=self.prefill_context + num_tokens * (start + num_tokens / 2),
-            num_decode_rows=self.num_decode_rows,
-            decode_context=self.decode_context,
-            num_adapters=self.num_adapters,
         )
 
     def plus_row(self, position: int) -> "Load":
         """And one decoding row."""
-        return Load(
-            num_prefill_tokens=self.num_prefill_tokens,
-            prefill_context=self.prefill_context,
+        return evolve(
+            self,
             num_decode_rows=self.num_decode_rows + 1,
             decode_context=self.decode_context + position,
-            num_adapters=self.num_adapters,
         )
+
+    def plus_adapters(self, num_adapters: int) -> "Load":
+        return evolve(self, num_adapters=self.num_adapters + num_adapters)
 
 
 def load_of(batch: Batch) -> Load:
     """The load of a planned step."""
-    load = Load()
-    for chunk in batch.chunks:
-        num_tokens = len(chunk.token_ids)
-        if num_tokens == 1:
-            load = load.plus_row(chunk.start)
-        else:
-            load = load.plus_chunk(chunk.start, num_tokens)
-    uses = {use.adapter_id for chunk in batch.chunks for use in chunk.adapters}
+    reads = [chunk for chunk in batch.chunks if len(chunk.token_ids) > 1]
+    rows = [chunk for chunk in batch.chunks if len(chunk.token_ids) == 1]
     return Load(
-        num_prefill_tokens=load.num_prefill_tokens,
-        prefill_context=load.prefill_context,
-        num_decode_rows=load.num_decode_rows,
-        decode_context=load.decode_context,
-        num_adapters=len(uses),
+        num_prefill_tokens=sum(len(chunk.token_ids) for chunk in reads),
+        prefill_context=sum(len(c.token_ids) * (c.start + len(c.token_ids) / 2) for c in reads),
+        num_decode_rows=len(rows),
+        decode_context=sum(chunk.start for chunk in rows),
+        num_adapters=len({chunk.adapters for chunk in batch.chunks if chunk.adapters}),
     )
 
 
@@ -163,7 +156,7 @@ class CostModel:
         return self.margin * sum(w * v for w, v in zip(self.weights, x, strict=True))
 
     def most_tokens(self, load: Load, start: int, most: int, seconds: float) -> int:
-        """The most prefill tokens from ``start`` on that ``load`` can take in within ``seconds``."""
+        """The most prefill tokens from ``start`` on that fit into ``seconds`` beside ``load``."""
         low, high = 0, most
         while low < high:
             middle = (low + high + 1) // 2

@@ -8,7 +8,7 @@ from kvtrio.core.batch import Sampled
 from kvtrio.core.explain import CacheReport
 from kvtrio.core.identity import Segment
 from kvtrio.core.sampling import SamplingParams
-from kvtrio.core.types import FinishReason, RejectReason, RequestId, Retain
+from kvtrio.core.types import FinishReason, GapCause, RejectReason, RequestId, Retain
 
 
 @frozen
@@ -59,6 +59,12 @@ class Submit:
     """How long a pin holds, from the end of the request."""
     session: bytes | None = None
     """Opaque digest of the caller's name for the conversation."""
+    tenant: bytes = b""
+    """Who is served; policies may share among tenants."""
+    priority: int = 0
+    """Class; a higher number goes first where the policy knows classes."""
+    deadline_s: float | None = None
+    """It is to be started by then, or refused."""
     purpose: int | None = None
     """Place of the request's purpose in the operator's list."""
     num_recalled_tokens: int = 0
@@ -77,7 +83,12 @@ class Drain:
     """Admit nothing more; what was admitted finishes."""
 
 
-Input = Submit | Abort | Drain
+@frozen
+class Tick:
+    """Time has passed: end what was to start by now. Sent before each ``schedule``."""
+
+
+Input = Submit | Abort | Drain | Tick
 
 # --- outputs ---
 
@@ -88,7 +99,9 @@ class Rejected:
     reason: RejectReason
     num_prompt_tokens: int
     limit: int
-    """The limit that was met: tokens of context, or waiting requests."""
+    """The limit that was met: tokens of context, waiting requests or tokens, or 0."""
+    retry_after_s: float = 0.0
+    """When it may be worth to try again; for a full queue and a missed deadline."""
 
 
 @frozen
@@ -120,6 +133,16 @@ class TokenOut:
     text: str
 
 
+@frozen
+class Gap:
+    """Time between two tokens of one request, and what it was spent on."""
+
+    seconds: float
+    cause: GapCause
+    num_prefill_tokens: int
+    """Of others, in the step that ended it."""
+
+
 @frozen(kw_only=True)
 class Finished:
     """The one terminal event of an admitted request, with its account (times in seconds).
@@ -144,6 +167,10 @@ class Finished:
     """From the start of the first step to the first token."""
     decode_s: float
     cache: CacheReport
+    num_recomputed_tokens: int = 0
+    """Tokens computed again after a preemption; in none of the other counts."""
+    num_preemptions: int = 0
+    longest_gap: Gap | None = None
 
 
 @frozen

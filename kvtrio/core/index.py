@@ -48,11 +48,19 @@ class PrefixIndex:
     """Lists, since keys may collide: then the tokens decide, and only speed suffers."""
     num_blocks: int = field(init=False, default=0)
 
-    def match(self, trail: TokenTrail, limit: int) -> Match:
-        """The longest published prefix of ``trail``'s first ``limit`` tokens; changes nothing."""
-        size, tags, parent = self.block_size, trail.tags, self.root
-        blocks: list[Block] = []
-        start = 0
+    def match(self, trail: TokenTrail, limit: int, known: list[Block] | None = None) -> Match:
+        """The longest published prefix of ``trail``'s first ``limit`` tokens.
+
+        ``known``, blocks that were found before, saves looking them up again; it is brought up to
+        date. Nothing else is changed.
+        """
+        size, tags = self.block_size, trail.tags
+        blocks = [] if known is None else known
+        # Blocks are dropped leaf first: if the last one is still published, so are all.
+        while blocks and (blocks[-1].key is None or blocks[-1].end > limit):
+            blocks.pop()
+        parent = blocks[-1] if blocks else self.root
+        start = len(blocks) * size
         while start + size <= limit:
             child = self.find(parent, trail.key(len(blocks)), tags[start : start + size])
             if child is None:

@@ -37,20 +37,27 @@ def _require(holds: bool, rule: str) -> None:
 
 
 def _check_queues(core: Core) -> None:
+    waiting = {request.request_id: request for request in core.waiting}
+    _require(len(waiting) == len(core.waiting), "nobody waits twice")
+    _require(not waiting.keys() & core.running.keys(), "nobody waits and runs")
+    _require(waiting | core.running == core.requests, "a request waits or runs")
     for request_id, request in core.requests.items():
         is_waiting = request.state is RequestState.WAITING
         _require(request.request_id == request_id, "requests are filed under their id")
-        _require((request_id in core.waiting) == is_waiting, "the queue agrees with the state")
+        _require((request_id in waiting) == is_waiting, "the queue agrees with the state")
         _require(request.state is not RequestState.FINISHED, "finished requests are gone")
-        if request.state is RequestState.RUNNING:
+        if not is_waiting:
             assert request.place is not None
             _require(core.places.running[request.place] is request, "a running request has a place")
-    _require(core.waiting.keys() <= core.requests.keys(), "waiting requests are known")
-    num_running = len(core.requests) - len(core.waiting)
     num_taken = core.config.num_places - core.places.num_free
-    _require(num_taken == num_running, "every taken place holds a running request")
+    _require(num_taken == len(core.running), "every taken place holds a running request")
     limit = core.config.num_places + core.config.max_waiting
     _require(len(core.requests) <= limit, "admission is bounded")
+    fresh = core.waiting.fresh.values()
+    total = sum(request.num_prompt_tokens for request in fresh)
+    _require(core.waiting.num_tokens == total, "the queue counts its tokens")
+    tenants = {request.submit.tenant for request in core.requests.values()}
+    _require(core.service.counters.keys() == tenants, "service is counted for those here")
 
 
 def _check_in_flight(core: Core) -> None:
@@ -81,9 +88,11 @@ def _check_request(core: Core, request: Request) -> None:
     num_blocks = -(-held // core.config.block_size)
     _require(len(request.blocks) == num_blocks, "a table covers what is computed or in flight")
     used = request.num_computed_here + request.num_cached_tokens
-    is_read = request.num_computed_tokens >= request.num_prompt_tokens
-    done = request.num_prompt_tokens if is_read else request.num_computed_tokens
-    _require(used == done, "prompt tokens = computed + reused")
+    _require(used == request.num_accounted_tokens, "prompt tokens = computed + reused")
+    done = min(request.num_computed_tokens, request.num_prompt_tokens)
+    _require(done <= used <= request.num_prompt_tokens, "each prompt token is accounted for once")
+    if not request.num_preemptions:
+        _require(used == done, "nothing is accounted for ahead of time")
     for index, block in enumerate(request.blocks):
         _check_entry(core, request, index, block)
 

@@ -18,12 +18,13 @@ Rules, recomputed from first principles by ``invariants.check``:
 
 from attrs import define
 
+from kvtrio.core.admission import refusal
 from kvtrio.core.batch import Batch, StepResult
 from kvtrio.core.booking import book_step
-from kvtrio.core.events import Abort, Drain, Input, Output, Rejected, Submit
+from kvtrio.core.events import Abort, Drain, Input, Output, Submit, Tick
 from kvtrio.core.planning import plan_step
 from kvtrio.core.state import CoreStatistics, State
-from kvtrio.core.types import FinishReason, RejectReason, RequestId
+from kvtrio.core.types import FinishReason, RequestId
 
 __all__ = ["Core", "CoreStatistics"]
 
@@ -42,6 +43,8 @@ class Core(State):
             case Drain():
                 self.is_draining = True
                 return []
+            case Tick():
+                return self._expire(now)
 
     @property
     def has_work(self) -> bool:
@@ -61,28 +64,18 @@ class Core(State):
         news, self.news = self.news, []
         return news + book_step(self, batch, result, now)
 
+    def _expire(self, now: float) -> list[Output]:
+        late = [r for r in self.waiting.timed.values() if (r.submit.deadline_s or 0.0) <= now]
+        return [self.finish(request, FinishReason.DEADLINE, now) for request in late]
+
     def _submit(self, submit: Submit, now: float) -> list[Output]:
         assert submit.request_id not in self.requests
         assert submit.max_new_tokens is None or submit.max_new_tokens >= 1
         assert submit.place is None or 0 <= submit.place < self.config.num_places
-        if rejected := self._refusal(submit):
+        if rejected := refusal(self, submit, now):
             return [rejected]
         self.add(submit, now)
         return []
-
-    def _refusal(self, submit: Submit) -> Rejected | None:
-        num_tokens, config = len(submit.token_ids), self.config
-        capacity = config.num_places + config.max_waiting
-        checks = (
-            (self.is_draining, RejectReason.DRAINING, 0),
-            (num_tokens == 0, RejectReason.EMPTY, 1),
-            (num_tokens >= config.max_context, RejectReason.TOO_LONG, config.max_context),
-            (len(self.requests) >= capacity, RejectReason.QUEUE_FULL, config.max_waiting),
-        )
-        for is_met, reason, limit in checks:
-            if is_met:
-                return Rejected(submit.request_id, reason, num_tokens, limit)
-        return None
 
     def _abort(self, request_id: RequestId, now: float) -> list[Output]:
         request = self.requests.get(request_id)

@@ -6,7 +6,10 @@
    arrive together are computed once.
 """
 
+from attrs import evolve
+
 from kvtrio.core.batch import Batch, Chunk, SampleRow
+from kvtrio.core.cost import load_of
 from kvtrio.core.events import Cached
 from kvtrio.core.explain import CacheReport, count_host_tokens, explain
 from kvtrio.core.index import Match
@@ -16,37 +19,45 @@ from kvtrio.core.sampling import draw
 from kvtrio.core.state import State
 from kvtrio.core.types import RequestState
 
-MAX_STARTABLE = 8
-"""How many waiting requests a policy is shown at a time, in order of arrival."""
-
 
 def plan_step(state: State, now: float) -> Batch | None:
     """Decide the next step and hold its blocks; None if there is nothing to compute."""
-    shares = checked(state.policy.plan(_view(state, now)), state.requests)
-    chunks: list[Chunk] = []
+    plan = checked(state.policy.plan(_view(state, now)), state.requests, state.running)
+    for victim in plan.victims:
+        state.preempt(state.requests[victim], now)
     state.tables.computing.clear()
+    chunks: list[Chunk] = []
     budget = state.config.max_batch_tokens
-    for share in shares:
+    for share in plan.shares:
         if chunk := _apply(state, share, budget, now):
             chunks.append(chunk)
             budget -= len(chunk.token_ids)
-    if not chunks:
-        return None
+    return _launched(state, tuple(chunks), now) if chunks else None
+
+
+def _launched(state: State, chunks: tuple[Chunk, ...], now: float) -> Batch:
     state.next_step += 1
-    return Batch(state.next_step - 1, tuple(chunks), state.cache.take_copies())
+    state.launched_s = now
+    batch = Batch(state.next_step - 1, chunks, state.cache.take_copies())
+    is_streaming = any(len(c.token_ids) == 1 and c.sample is not None for c in chunks)
+    limit_s = state.config.max_gap_s if is_streaming else state.config.max_step_s
+    return evolve(batch, predicted_s=state.cost.predict(load_of(batch)), limit_s=limit_s)
 
 
 def _view(state: State, now: float) -> View:
     num_free = state.places.num_free
-    waiting = _startable(state)[:MAX_STARTABLE] if num_free else ()
-    running = [r for r in state.requests.values() if r.state is RequestState.RUNNING]
+    waiting = _startable(state) if num_free else state.waiting.shown()
     return View(
         now=now,
-        running=tuple(_request_view(request) for request in running),
-        waiting=tuple(_request_view(r, _num_known(state, r)) for r in waiting),
+        running=tuple(map(_request_view, state.running.values())),
+        waiting=tuple(_request_view(r, _num_known(state, r) if num_free else 0) for r in waiting),
         num_free_places=num_free,
         max_batch_tokens=state.config.max_batch_tokens,
         block_size=state.config.block_size,
+        max_gap_s=state.config.max_gap_s,
+        max_step_s=state.config.max_step_s,
+        cost=state.cost,
+        service=state.service.counters,
     )
 
 
@@ -55,13 +66,13 @@ def _num_known(state: State, request: Request) -> int:
     return match.num_tokens if match else 0
 
 
-def _startable(state: State) -> tuple[Request, ...]:
+def _startable(state: State) -> list[Request]:
     is_free = [request is None for request in state.places.running]
-    return tuple(
+    return [
         request
-        for request in state.waiting.values()
+        for request in state.waiting.shown()
         if request.submit.place is None or is_free[request.submit.place]
-    )
+    ]
 
 
 def _apply(state: State, share: Share, budget: int, now: float) -> Chunk | None:
@@ -86,7 +97,7 @@ def _make_ready(state: State, request: Request, now: float) -> bool:
     is_new = request.state is RequestState.WAITING
     if is_new and not state.start(request, now):
         return False
-    if is_new:
+    if is_new and not request.num_preemptions:
         request.report = _explain(state, request, match, now)
     if match:
         _use(state, request, match, now)
@@ -102,14 +113,19 @@ def _explain(state: State, request: Request, match: Match | None, now: float) ->
 
 
 def _use(state: State, request: Request, match: Match, now: float) -> None:
-    num_more = match.num_tokens - request.num_computed_tokens
+    # What was accounted for before a preemption is not counted again.
+    done = max(request.num_computed_tokens, request.num_accounted_tokens)
+    num_more = max(0, min(match.num_tokens, request.num_prompt_tokens) - done)
     num_host = min(count_host_tokens(match), num_more)
+    request.num_accounted_tokens = done + num_more
     state.tables.use(request, match, now)
     request.report = request.report.plus(num_more - num_host, num_host)
-    state.news.append(Cached(request.request_id, num_more, num_host, request.report))
+    if num_more:
+        state.news.append(Cached(request.request_id, num_more, num_host, request.report))
 
 
 def _request_view(request: Request, num_known: int = 0) -> RequestView:
+    submit = request.submit
     return RequestView(
         request_id=request.request_id,
         num_tokens=request.num_tokens,
@@ -117,6 +133,10 @@ def _request_view(request: Request, num_known: int = 0) -> RequestView:
         num_computed_tokens=max(request.num_computed_tokens, num_known),
         arrival_s=request.arrival_s,
         is_running=request.state is RequestState.RUNNING,
+        priority=submit.priority,
+        tenant=submit.tenant,
+        adapters=request.adapter_set,
+        num_preemptions=request.num_preemptions,
     )
 
 

@@ -24,22 +24,22 @@ class BlockTables:
 
     def match(self, request: Request) -> Match | None:
         """What the cache has beyond the request's computed tokens; None if nothing."""
-        submit, done = request.submit, request.num_computed_tokens
-        if not submit.reuse or done >= request.num_prompt_tokens - 1:
+        submit, done, total = request.submit, request.num_computed_tokens, request.num_tokens
+        if not submit.reuse or done >= total - 1:
             return None
         first = done // self.block_size
-        if done and (first + 1) * self.block_size >= request.num_prompt_tokens:
+        if done and (first + 1) * self.block_size >= total:
             # Between chunks only whole blocks are looked for: no copy for a few tokens.
             return None
         if done and request.trail.key(first) not in self.cache.index.by_key:
             return None
-        match = self.cache.match(request.trail, request.num_prompt_tokens - 1)
+        match = self.cache.match(request.trail, total - 1, request.known)
         return match if match.num_tokens > done else None
 
     def is_being_computed(self, request: Request, num_known: int) -> bool:
         """Whether another request of this step computes the block this one needs next."""
         index = num_known // self.block_size
-        is_whole = (index + 1) * self.block_size < request.num_prompt_tokens
+        is_whole = (index + 1) * self.block_size < request.num_tokens
         return request.submit.reuse and is_whole and request.trail.key(index) in self.computing
 
     def use(self, request: Request, match: Match, now: float) -> None:
@@ -59,7 +59,7 @@ class BlockTables:
         num_blocks = -(-end // self.block_size)
         request.blocks += [self.cache.take(now) for _ in range(num_blocks - len(request.blocks))]
         first = request.num_computed_tokens // self.block_size
-        past = min(end, request.num_prompt_tokens) // self.block_size
+        past = end // self.block_size
         self.computing.update(request.trail.key(index) for index in range(first, past))
 
     def let_go_of_source(self, request: Request, now: float) -> None:
@@ -84,7 +84,7 @@ class BlockTables:
         request.num_published += 1
 
     def leave(self, request: Request, now: float) -> None:
-        """The request has ended: keep what it computed, hold nothing."""
+        """The request ended or lost its place: keep what it computed, hold nothing."""
         self.let_go_of_source(request, now)
         self.publish_full(request, now)
         rest = request.num_computed_tokens - request.num_published * self.block_size
@@ -95,3 +95,4 @@ class BlockTables:
                 block.pinned_until_s = max(block.pinned_until_s, now + request.submit.retain_s)
         self.cache.release(request.blocks, now)
         request.blocks.clear()
+        request.num_published = 0

@@ -9,14 +9,20 @@ from attrs import define, field, frozen
 
 from kvtrio.core.batch import Batch
 from kvtrio.core.config import CoreConfig
+from kvtrio.core.cost import CostModel
 from kvtrio.core.events import Finished, Output, Submit
 from kvtrio.core.identity import Context, ContextTable, KeyMaker, TokenTrail
 from kvtrio.core.places import Places, PlaceView
 from kvtrio.core.policy import Policy
+from kvtrio.core.queue import Queue
 from kvtrio.core.request import Request
 from kvtrio.core.reuse import BlockTables
+from kvtrio.core.service import Service
 from kvtrio.core.tiers import TieredCache
 from kvtrio.core.types import FinishReason, RequestId, RequestState, Tier
+
+STAY_FADE = 0.9
+"""Weight of the last stay in a place against this one."""
 
 
 @frozen(kw_only=True)
@@ -25,6 +31,7 @@ class CoreStatistics:
 
     num_running: int
     num_waiting: int
+    num_waiting_tokens: int
     is_draining: bool
     num_used_blocks: Mapping[Tier, int]
     """Held and cached."""
@@ -42,15 +49,21 @@ class State:
     cache: TieredCache = field(init=False)
     tables: BlockTables = field(init=False)
     contexts: ContextTable = field(init=False, factory=ContextTable)
+    cost: CostModel = field(factory=CostModel)
+    service: Service = field(init=False, factory=Service)
     places: Places = field(init=False)
     requests: dict[RequestId, Request] = field(init=False, factory=dict)
     """Waiting and running, in order of arrival."""
-    waiting: dict[RequestId, Request] = field(init=False, factory=dict)
+    waiting: Queue = field(init=False, factory=Queue)
+    running: dict[RequestId, Request] = field(init=False, factory=dict)
     in_flight: Batch | None = field(init=False, default=None)
+    launched_s: float = field(init=False, default=0.0)
     is_draining: bool = field(init=False, default=False)
     news: list[Output] = field(init=False, factory=list)
     """What ``schedule`` found, told by ``update``."""
     next_step: int = field(init=False, default=0)
+    mean_stay_s: float = field(init=False, default=0.0)
+    """How long requests keep their places, lately."""
 
     def __attrs_post_init__(self) -> None:
         config = self.config
@@ -62,7 +75,9 @@ class State:
     def add(self, submit: Submit, now: float) -> None:
         """Take in a request that may wait."""
         request = Request(submit, now, list(submit.token_ids), self._trail(submit))
-        self.requests[request.request_id] = self.waiting[request.request_id] = request
+        self.requests[request.request_id] = request
+        self.waiting.add(request)
+        self.service.come(submit.tenant)
 
     def _trail(self, submit: Submit) -> TokenTrail:
         contexts: list[tuple[int, Context]] = []
@@ -77,16 +92,40 @@ class State:
     def start(self, request: Request, now: float) -> bool:
         """Give a waiting request a place; False if the one it wants, or every one, is taken."""
         claimed = frozenset(
-            other.submit.place for other in self.waiting.values() if other.submit.place is not None
+            other.submit.place
+            for other in self.waiting.pinned.values()
+            if other.submit.place is not None
         )
         place = self.places.find(request.submit.place, claimed)
         if place is None:
             return False
         request.move(RequestState.RUNNING)
-        del self.waiting[request.request_id]
+        self.waiting.remove(request)
+        self.running[request.request_id] = request
         self.places.enter(place, request)
-        request.started_s = now
+        request.entered_s = now
+        if request.started_s is None:
+            request.started_s = now
         return True
+
+    def preempt(self, request: Request, now: float) -> None:
+        """Send a running request back to the queue; what it computed stays in the cache."""
+        assert not request.in_flight
+        self._leave_place(request, now)
+        request.move(RequestState.WAITING)
+        self.tables.leave(request, now)
+        request.num_computed_tokens = 0
+        request.num_preemptions += 1
+        request.was_preempted = True
+        request.place = None
+        self.waiting.add(request)
+
+    def _leave_place(self, request: Request, now: float) -> None:
+        self.places.leave(request)
+        del self.running[request.request_id]
+        assert request.entered_s is not None
+        stay_s = now - request.entered_s
+        self.mean_stay_s += (1 - STAY_FADE) * (stay_s - self.mean_stay_s)
 
     def finish(
         self, request: Request, reason: FinishReason, now: float, stopped_by_text: bool = False
@@ -94,19 +133,21 @@ class State:
         """End a request that is not in flight, and free all it holds."""
         assert not request.in_flight
         if request.state is RequestState.RUNNING:
-            self.places.leave(request)
+            self._leave_place(request, now)
         else:
-            del self.waiting[request.request_id]
+            self.waiting.remove(request)
         request.move(RequestState.FINISHED)
         del self.requests[request.request_id]
+        self.service.go(request.submit.tenant)
         self.tables.leave(request, now)
         text = "" if stopped_by_text else request.submit.matcher.flush()
         return _account(request, reason, now, text, stopped_by_text)
 
     def statistics(self) -> CoreStatistics:
         return CoreStatistics(
-            num_running=len(self.requests) - len(self.waiting),
+            num_running=len(self.running),
             num_waiting=len(self.waiting),
+            num_waiting_tokens=self.waiting.num_tokens,
             is_draining=self.is_draining,
             num_used_blocks={tier: self.cache.num_used[tier] for tier in Tier},
             max_blocks={tier: self.cache.limits[tier] for tier in Tier},
@@ -133,4 +174,7 @@ def _account(
         prefill_s=first - started,
         decode_s=now - first,
         cache=request.report,
+        num_recomputed_tokens=request.num_recomputed_tokens,
+        num_preemptions=request.num_preemptions,
+        longest_gap=request.longest_gap,
     )

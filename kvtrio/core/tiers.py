@@ -77,9 +77,9 @@ class TieredCache:
 
     # --- what requests do ---
 
-    def match(self, trail: TokenTrail, limit: int) -> Match:
-        """Longest known prefix of the first ``limit`` tokens; changes nothing."""
-        return self.index.match(trail, limit)
+    def match(self, trail: TokenTrail, limit: int, known: list[Block] | None = None) -> Match:
+        """As ``PrefixIndex.match``."""
+        return self.index.match(trail, limit, known)
 
     def acquire(self, match: Match, now: float) -> None:
         """Hold all blocks of a match, the partial one too, on the device."""

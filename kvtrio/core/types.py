@@ -15,7 +15,21 @@ class FinishReason(Enum):
     STOP = "stop"
     LENGTH = "length"
     ABORT = "abort"
+    DEADLINE = "deadline"
+    """It did not start in time."""
     ERROR = "error"
+
+
+class GapCause(Enum):
+    """What the longest gap between two of a request's tokens was spent on."""
+
+    STEP = "step"
+    """The step itself: decoding rows."""
+    PREFILL = "prefill"
+    """Others' prompts in the same step."""
+    MOVE = "move"
+    """State moved between memories."""
+    PREEMPTED = "preempted"
 
 
 class RequestState(Enum):
@@ -43,6 +57,10 @@ class RejectReason(Enum):
     TOO_LONG = "too_long"
     EMPTY = "empty"
     QUEUE_FULL = "queue_full"
+    QUEUE_TOKENS = "queue_tokens"
+    """The prompts that wait are too long together."""
+    DEADLINE = "deadline"
+    """It could not start in time."""
     DRAINING = "draining"
 
 

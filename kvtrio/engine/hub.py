@@ -12,7 +12,17 @@ import trio
 from attrs import define, field, frozen
 
 from kvtrio.core.batch import Batch, Chunk, StepResult
-from kvtrio.core.events import Abort, Cached, Drain, Finished, Output, Rejected, Submit, TokenOut
+from kvtrio.core.events import (
+    Abort,
+    Cached,
+    Drain,
+    Finished,
+    Output,
+    Rejected,
+    Submit,
+    Tick,
+    TokenOut,
+)
 from kvtrio.core.machine import Core, CoreStatistics
 from kvtrio.core.tiers import TierMoves
 from kvtrio.core.types import RequestId
@@ -93,6 +103,7 @@ class Hub:
     # --- the loop ---
 
     def schedule(self) -> Batch | None:
+        self._hand_out(self._core.handle(Tick(), self._clock()))
         batch = self._core.schedule(self._clock())
         self._check(self._core)
         return batch

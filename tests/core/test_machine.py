@@ -5,7 +5,7 @@ import pytest
 from harness.core_fakes import NumberMatcher, answer, make_core, submit
 from kvtrio.core import invariants
 from kvtrio.core.events import Abort, Drain, Finished, Progress, Rejected, Started, TokenOut
-from kvtrio.core.policy import PolicyError, Share, View
+from kvtrio.core.policy import Plan, PolicyError, Share, View
 from kvtrio.core.types import FinishReason, RejectReason, RequestId
 
 
@@ -228,8 +228,8 @@ class Broken:
     def __init__(self, shares):
         self.shares = shares
 
-    def plan(self, view: View) -> list[Share]:
-        return self.shares
+    def plan(self, view: View) -> Plan:
+        return Plan(self.shares)
 
 
 @pytest.mark.parametrize(

@@ -18,12 +18,15 @@ from hypothesis.stateful import (
 from harness.core_fakes import NumberMatcher, answer, config, submit
 from harness.memory import Memory
 from kvtrio.core import invariants
-from kvtrio.core.events import Abort, Drain, Finished, Rejected, TokenOut
+from kvtrio.core.events import Abort, Drain, Finished, Rejected, Tick, TokenOut
 from kvtrio.core.identity import AdapterUse, KeyMaker, Segment
 from kvtrio.core.machine import Core
-from kvtrio.core.policy import Share
+from kvtrio.core.policy import Plan, Share
 from kvtrio.core.types import FinishReason, Retain
+from kvtrio.schedulers.fair import Fair
 from kvtrio.schedulers.fcfs import FCFS
+from kvtrio.schedulers.priority import Priority
+from kvtrio.schedulers.stall_free import StallFree
 
 ADAPTERS = st.lists(
     st.builds(
@@ -47,6 +50,7 @@ class Traffic(RuleBasedStateMachine):
     """Submits, aborts, steps and odd policies in any order."""
 
     keys = KeyMaker(b"secret of the tests", b"root")
+    policies = (FCFS(), StallFree(), Fair(), Priority())
     sizes: ClassVar = {}
 
     def __init__(self):
@@ -70,7 +74,9 @@ class Traffic(RuleBasedStateMachine):
     def plan(self, view):
         """The first-come policy, or whatever a rule asked for."""
         shares, self.shares = self.shares, None
-        return FCFS().plan(view) if shares is None else shares
+        if shares is not None:
+            return Plan(shares, self.victims)
+        return self.policies[self.number % len(self.policies)].plan(view)
 
     def take(self, outputs):
         for output in outputs:
@@ -78,11 +84,14 @@ class Traffic(RuleBasedStateMachine):
                 submitted = self.open.pop(output.request_id)
                 assert output.request_id not in self.ended
                 self.ended[output.request_id] = output
-                if isinstance(output, Finished) and output.reason is not FinishReason.ABORT:
+                if isinstance(output, Finished) and output.reason in (
+                    FinishReason.STOP,
+                    FinishReason.LENGTH,
+                ):
                     assert output.num_prompt_tokens == len(submitted.token_ids)
                     used = output.num_cached_tokens + output.num_computed_tokens
                     assert used == output.num_prompt_tokens
-                    assert output.num_computed_tokens >= 1
+                    assert output.num_computed_tokens >= 1 or output.num_preemptions
                     assert submitted.reuse or output.num_cached_tokens == 0
             elif isinstance(output, TokenOut):
                 self.history(output.request_id, output.sampled.token_id)
@@ -116,6 +125,9 @@ class Traffic(RuleBasedStateMachine):
             reuse=data.draw(st.integers(0, 5)) > 0,
             retain=data.draw(st.sampled_from([*Retain, Retain.NORMAL, Retain.NORMAL])),
             retain_s=2.0,
+            tenant=data.draw(st.sampled_from([b"", b"one", b"two"])),
+            priority=data.draw(st.integers(0, 2)),
+            deadline_s=data.draw(st.none() | st.floats(self.now - 1, self.now + 3)),
         )
         self.open[event.request_id] = event
         self.histories[event.request_id] = []
@@ -132,9 +144,14 @@ class Traffic(RuleBasedStateMachine):
     @precondition(lambda self: self.core and self.batch is None)
     @rule(data=st.data(), odd=st.booleans())
     def schedule(self, data, odd):
+        self.take(self.core.handle(Tick(), self.now))
         if odd and self.core.requests:
             ids = data.draw(st.permutations(sorted(self.core.requests)))
-            self.shares = [Share(i, data.draw(st.integers(1, 50))) for i in ids]
+            self.victims = tuple(
+                i for i in ids if i in self.core.running and data.draw(st.booleans())
+            )
+            rest = [i for i in ids if i not in self.victims]
+            self.shares = [Share(i, data.draw(st.integers(1, 50))) for i in rest]
         self.batch = self.core.schedule(self.now)
 
     @precondition(lambda self: self.batch is not None)

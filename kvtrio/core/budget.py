@@ -1,0 +1,76 @@
+"""One step's time and tokens, spent share by share: what policies build their plans with."""
+
+from attrs import define, field
+
+from kvtrio.core.cost import Load
+from kvtrio.core.policy import RequestView, Share, View
+
+
+@define(eq=False)
+class Budget:
+    """Throw-away; ``shares`` is the plan so far."""
+
+    view: View
+    shares: list[Share] = field(init=False, factory=list)
+    load: Load = field(init=False, factory=Load)
+    num_tokens_left: int = field(init=False)
+    num_places_left: int = field(init=False)
+    limit_s: float = field(init=False)
+    """Seconds that the step may take: the gap while anybody streams."""
+    _adapters: set[int] = field(init=False, factory=set)
+
+    def __attrs_post_init__(self) -> None:
+        view = self.view
+        self.num_tokens_left = view.max_batch_tokens
+        self.num_places_left = view.num_free_places
+        is_streaming = any(request.is_decoding for request in view.running)
+        self.limit_s = view.max_gap_s if is_streaming else view.max_step_s
+
+    def decode(self, requests: list[RequestView]) -> None:
+        """Each one's next token. No bound is asked: streams go on."""
+        self._adapters.update(request.adapters for request in requests)
+        self.load = Load(
+            num_decode_rows=len(requests),
+            decode_context=sum(request.num_computed_tokens for request in requests),
+            num_adapters=len(self._adapters - {0}),
+        )
+        self.num_tokens_left -= len(requests)
+        self.shares = [Share(request.request_id, 1) for request in requests]
+
+    def prefill(self, request: RequestView) -> int:
+        """As much of the request as fits into the time that is left, in whole blocks unless it is
+        all; returns how much."""
+        if not self.has_place(request):
+            return 0
+        start, most = request.num_computed_tokens, self._most(request)
+        num = self.view.cost.most_tokens(self._with(request), start, most, self.limit_s)
+        if num < request.num_missing:
+            num = max(0, (start + num) // self.view.block_size * self.view.block_size - start)
+        if num:
+            self._add(request, num)
+        return num
+
+    def force_block(self, request: RequestView) -> None:
+        """Progress to the next end of a block whatever it costs, so that nothing starves."""
+        size = self.view.block_size
+        num = min(size - request.num_computed_tokens % size, self._most(request))
+        if num > 0 and self.has_place(request):
+            self._add(request, num)
+
+    def _add(self, request: RequestView, num_tokens: int) -> None:
+        self.load = self._with(request).plus_chunk(request.num_computed_tokens, num_tokens)
+        self._adapters.add(request.adapters)
+        self.num_places_left -= not request.is_running
+        self.num_tokens_left -= num_tokens
+        self.shares.append(Share(request.request_id, num_tokens))
+
+    def _most(self, request: RequestView) -> int:
+        return min(request.num_missing, self.num_tokens_left)
+
+    def has_place(self, request: RequestView) -> bool:
+        return request.is_running or self.num_places_left > 0
+
+    def _with(self, request: RequestView) -> Load:
+        """The load with the request's adapters in it."""
+        is_new = request.adapters and request.adapters not in self._adapters
+        return self.load.plus_adapters(1) if is_new else self.load

@@ -1,0 +1,74 @@
+"""Waiting requests: in order of arrival, preempted ones first, and how many tokens they bring."""
+
+from collections.abc import Iterator
+from itertools import islice
+
+from attrs import define, field
+
+from kvtrio.core.request import Request
+from kvtrio.core.types import RequestId
+
+NUM_SHOWN = 32
+"""How many a policy is shown from the head of the queue, and at most of others' heads."""
+
+
+@define(eq=False)
+class Queue:
+    """add / remove; the core decides who."""
+
+    fresh: dict[RequestId, Request] = field(init=False, factory=dict)
+    preempted: dict[RequestId, Request] = field(init=False, factory=dict)
+    num_tokens: int = field(init=False, default=0)
+    """Prompt tokens of the fresh ones."""
+    heads: dict[tuple[bytes, int], dict[RequestId, Request]] = field(init=False, factory=dict)
+    """The fresh ones per tenant and class, in order of arrival."""
+    pinned: dict[RequestId, Request] = field(init=False, factory=dict)
+    """Those, preempted ones too, that wait for a certain place."""
+    timed: dict[RequestId, Request] = field(init=False, factory=dict)
+    """Those with a deadline."""
+
+    def __len__(self) -> int:
+        return len(self.fresh) + len(self.preempted)
+
+    def __iter__(self) -> Iterator[Request]:
+        yield from self.preempted.values()
+        yield from self.fresh.values()
+
+    def __contains__(self, request_id: object) -> bool:
+        return request_id in self.fresh or request_id in self.preempted
+
+    def add(self, request: Request) -> None:
+        request_id, submit = request.request_id, request.submit
+        if submit.place is not None:
+            self.pinned[request_id] = request
+        if request.num_preemptions:
+            self.preempted[request_id] = request
+            return
+        self.fresh[request_id] = request
+        self.num_tokens += request.num_prompt_tokens
+        self.heads.setdefault((submit.tenant, submit.priority), {})[request_id] = request
+        if submit.deadline_s is not None:
+            self.timed[request_id] = request
+
+    def remove(self, request: Request) -> None:
+        request_id, submit = request.request_id, request.submit
+        self.pinned.pop(request_id, None)
+        if self.preempted.pop(request_id, None) is not None:
+            return
+        del self.fresh[request_id]
+        self.num_tokens -= request.num_prompt_tokens
+        key = (submit.tenant, submit.priority)
+        del self.heads[key][request_id]
+        if not self.heads[key]:
+            del self.heads[key]
+        self.timed.pop(request_id, None)
+
+    def shown(self) -> list[Request]:
+        """What a policy gets to see: the preempted, the head of the queue, and the first of every
+        tenant and class, so that no order of arrival hides anybody."""
+        chosen = dict(islice(self.preempted.items(), NUM_SHOWN))
+        chosen |= islice(self.fresh.items(), NUM_SHOWN)
+        if len(self.fresh) > NUM_SHOWN:
+            firsts = (next(iter(mine.items())) for mine in self.heads.values())
+            chosen |= islice(firsts, NUM_SHOWN)
+        return list(chosen.values())

@@ -1,0 +1,45 @@
+"""What each tenant got: virtual token counters (Sheng et al., OSDI 2024).
+
+1. Input counts once as it is computed, what the cache had not at all, output twice.
+2. A tenant that comes back after having nothing here starts at the least of those present, so that
+   nobody saves up while away; nor does anybody lose what others got meanwhile.
+3. Only tenants with requests here are counted, so there are never more counters than requests.
+"""
+
+from attrs import define, field
+
+OUTPUT_WEIGHT = 2.0
+
+
+@define(eq=False)
+class Service:
+    """come / go / charge, per tenant."""
+
+    counters: dict[bytes, float] = field(init=False, factory=dict)
+    _num_requests: dict[bytes, int] = field(init=False, factory=dict)
+    _departed: dict[bytes, float] = field(init=False, factory=dict)
+    """Counters of tenants that left and are still ahead of somebody present."""
+
+    def come(self, tenant: bytes) -> None:
+        """A request of the tenant was admitted."""
+        if tenant not in self.counters:
+            least = min(self.counters.values(), default=0.0)
+            self.counters[tenant] = max(least, self._departed.pop(tenant, 0.0))
+        self._num_requests[tenant] = self._num_requests.get(tenant, 0) + 1
+
+    def go(self, tenant: bytes) -> None:
+        """A request of the tenant ended."""
+        self._num_requests[tenant] -= 1
+        if self._num_requests[tenant]:
+            return
+        del self._num_requests[tenant]
+        counter = self.counters.pop(tenant)
+        least = min(self.counters.values(), default=None)
+        if least is None:
+            self._departed.clear()
+            return
+        self._departed[tenant] = counter
+        self._departed = {t: c for t, c in self._departed.items() if c > least}
+
+    def charge(self, tenant: bytes, num_input: int, num_output: int) -> None:
+        self.counters[tenant] += num_input + OUTPUT_WEIGHT * num_output
