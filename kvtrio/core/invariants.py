@@ -93,6 +93,8 @@ def _check_request(core: Core, request: Request) -> None:
     _require(done <= used <= request.num_prompt_tokens, "each prompt token is accounted for once")
     if not request.num_preemptions:
         _require(used == done, "nothing is accounted for ahead of time")
+    tables = tuple(zip(*(block.ids for block in request.blocks), strict=True))
+    _require(tables == tuple(map(tuple, request.tables)) or not tables, "tables name the blocks")
     for index, block in enumerate(request.blocks):
         _check_entry(core, request, index, block)
 

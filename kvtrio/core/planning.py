@@ -77,7 +77,11 @@ def _startable(state: State) -> list[Request]:
 
 def _apply(state: State, share: Share, budget: int, now: float) -> Chunk | None:
     request = state.requests[share.request_id]
-    if budget < 1 or not _make_ready(state, request, now):
+    if budget < 1:
+        return None
+    # A row that goes on decoding has nothing to find and nobody to wait for.
+    is_row = request.num_missing_tokens == 1 and request.num_computed_tokens > 0
+    if not is_row and not _make_ready(state, request, now):
         return None
     start = request.num_computed_tokens
     end = start + min(share.num_tokens, budget, request.num_missing_tokens)
@@ -152,7 +156,7 @@ def _chunk(request: Request, end: int) -> Chunk:
         request.request_id,
         start,
         tuple(request.token_ids[start:end]),
-        tuple(zip(*(block.ids for block in request.blocks), strict=True)),
+        tuple(map(tuple, request.tables)),
         _sample_row(request) if end == request.num_tokens else None,
         request.trail.context_at(start).adapters,
     )

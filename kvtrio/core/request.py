@@ -6,7 +6,7 @@ from kvtrio.core.blocks import Block
 from kvtrio.core.events import Gap, Submit
 from kvtrio.core.explain import CacheReport
 from kvtrio.core.identity import TokenTrail
-from kvtrio.core.types import RequestId, RequestState
+from kvtrio.core.types import BlockId, RequestId, RequestState
 
 TRANSITIONS: dict[RequestState, frozenset[RequestState]] = {
     RequestState.WAITING: frozenset({RequestState.RUNNING, RequestState.FINISHED}),
@@ -31,6 +31,8 @@ class Request:
     """The same tokens, with what they are computed under."""
     blocks: list[Block] = field(factory=list)
     """Grows until the request ends; a block may be replaced by an equal published one."""
+    tables: tuple[list[BlockId], ...] = ()
+    """Per group, the places of ``blocks``."""
     num_published: int = 0
     """Leading blocks that are in the index."""
     source: Block | None = None

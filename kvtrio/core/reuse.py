@@ -53,11 +53,15 @@ class BlockTables:
             request.blocks.append(self.cache.take(now))
             self.cache.copy(match.partial, request.blocks[-1], match.num_partial)
         request.num_computed_tokens = match.num_tokens
+        request.tables = tuple(map(list, zip(*(block.ids for block in request.blocks), strict=True)))
 
     def grow(self, request: Request, end: int, now: float) -> None:
         """Blocks for the tokens before ``end``, which the step will compute."""
-        num_blocks = -(-end // self.block_size)
-        request.blocks += [self.cache.take(now) for _ in range(num_blocks - len(request.blocks))]
+        for _ in range(-(-end // self.block_size) - len(request.blocks)):
+            block = self.cache.take(now)
+            request.blocks.append(block)
+            for table, block_id in zip(request.tables, block.ids, strict=True):
+                table.append(block_id)
         first = request.num_computed_tokens // self.block_size
         past = end // self.block_size
         self.computing.update(request.trail.key(index) for index in range(first, past))
@@ -81,6 +85,8 @@ class BlockTables:
         position = Position(parent, request.trail)
         block = self.cache.publish(request.blocks[index], position, num_tokens, now)
         request.blocks[index] = block
+        for table, block_id in zip(request.tables, block.ids, strict=True):
+            table[index] = block_id
         request.num_published += 1
 
     def leave(self, request: Request, now: float) -> None:
@@ -95,4 +101,6 @@ class BlockTables:
                 block.pinned_until_s = max(block.pinned_until_s, now + request.submit.retain_s)
         self.cache.release(request.blocks, now)
         request.blocks.clear()
+        for table in request.tables:
+            table.clear()
         request.num_published = 0

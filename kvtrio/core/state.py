@@ -75,6 +75,7 @@ class State:
     def add(self, submit: Submit, now: float) -> None:
         """Take in a request that may wait."""
         request = Request(submit, now, list(submit.token_ids), self._trail(submit))
+        request.tables = tuple([] for _ in self.config.groups)
         self.requests[request.request_id] = request
         self.waiting.add(request)
         self.service.come(submit.tenant)

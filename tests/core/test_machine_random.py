@@ -186,7 +186,8 @@ class Traffic(RuleBasedStateMachine):
             if not self.core.has_work:
                 break
             self.schedule(None, False)
-            self.update(3, 0.0)
+            if self.batch is not None:
+                self.update(3, 0.0)
             invariants.check(self.core)
         assert not self.open
         used = sum(self.core.cache.num_used.values())
