@@ -5,6 +5,10 @@ from attrs import define, field
 from kvtrio.core.cost import Load
 from kvtrio.core.policy import RequestView, Share, View
 
+RESERVE = 0.93
+"""Share of a bound that is planned; the rest is for what happens between two steps, and for what
+the model of the machine does not know yet."""
+
 
 @define(eq=False)
 class Budget:
@@ -24,7 +28,7 @@ class Budget:
         self.num_tokens_left = view.max_batch_tokens
         self.num_places_left = view.num_free_places
         is_streaming = any(request.is_decoding for request in view.running)
-        self.limit_s = view.max_gap_s if is_streaming else view.max_step_s
+        self.limit_s = RESERVE * (view.max_gap_s if is_streaming else view.max_step_s)
 
     def decode(self, requests: list[RequestView]) -> None:
         """Each one's next token. No bound is asked: streams go on."""

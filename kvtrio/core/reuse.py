@@ -53,7 +53,9 @@ class BlockTables:
             request.blocks.append(self.cache.take(now))
             self.cache.copy(match.partial, request.blocks[-1], match.num_partial)
         request.num_computed_tokens = match.num_tokens
-        request.tables = tuple(map(list, zip(*(block.ids for block in request.blocks), strict=True)))
+        request.tables = tuple(
+            map(list, zip(*(block.ids for block in request.blocks), strict=True))
+        )
 
     def grow(self, request: Request, end: int, now: float) -> None:
         """Blocks for the tokens before ``end``, which the step will compute."""
