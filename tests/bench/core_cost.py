@@ -11,7 +11,6 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from harness.core_fakes import NumberMatcher, answer
-
 from kvtrio.core.config import CoreConfig, Group
 from kvtrio.core.events import Submit
 from kvtrio.core.identity import KeyMaker
