@@ -50,7 +50,7 @@ def make(policy) -> Core:
 
 
 def main() -> None:
-    print("policy       schedule ms  update ms  both ms   p99")
+    print("policy         schedule    update      both       p99   (ms)")
     for policy in (FCFS(), StallFree(), Fair(), Priority()):
         core, now = make(policy), 0.0
         times: list[tuple[float, float]] = []
@@ -69,7 +69,8 @@ def main() -> None:
         both = sorted(a + b for a, b in times)
         name = type(policy).__name__
         medians = [statistics.median(x) for x in (schedule, update, both)]
-        print(f"{name:<12} {medians[0]:>11.2f} {medians[1]:>10.2f} {medians[2]:>8.2f} {both[-3]:>5.2f}")
+        cells = "".join(f"{value:>10.2f}" for value in (*medians, both[-3]))
+        print(f"{name:<12} {cells}")
 
 
 if __name__ == "__main__":

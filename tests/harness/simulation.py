@@ -6,6 +6,7 @@ The core's only clock is the one kept here, so hours of traffic take seconds.
 import random
 from collections.abc import Callable, Iterable
 from heapq import heappop, heappush
+from itertools import pairwise
 
 from attrs import define, field, frozen
 
@@ -80,7 +81,7 @@ class Run:
 
     def gaps(self) -> list[float]:
         """Between tokens of one request."""
-        return [b - a for times in self.tokens_s.values() for a, b in zip(times, times[1:])]  # noqa: B905
+        return [b - a for times in self.tokens_s.values() for a, b in pairwise(times)]
 
     def first_token_s(self, number: int) -> float:
         return self.tokens_s[number][0] - self.arrivals[number].at_s
@@ -142,9 +143,8 @@ class Simulation:
             return
         load, size = load_of(batch), self.core.config.block_size
         seconds = self.machine(load)
-        blocks = sum(
-            -(-c.end // size) - c.start // size for c in batch.chunks if len(c.token_ids) > 1
-        )
+        reads = [chunk for chunk in batch.chunks if len(chunk.token_ids) > 1]
+        blocks = sum(-(-chunk.end // size) - chunk.start // size for chunk in reads)
         start_s, self.now = self.now, self.now + seconds
         step = Step(start_s, seconds, batch.predicted_s, batch.limit_s, load, blocks)
         self.run_.steps.append(step)
