@@ -13,6 +13,7 @@ from attrs import define, field, frozen
 
 from kvtrio.core.batch import Batch, Chunk, StepResult
 from kvtrio.core.events import Abort, Cached, Drain, Finished, Output, Rejected, Submit, TokenOut
+from kvtrio.core.identity import effective
 from kvtrio.core.machine import Core, CoreStatistics
 from kvtrio.core.tiers import TierMoves
 from kvtrio.core.types import RequestId
@@ -157,6 +158,7 @@ class Hub:
 
 
 def _record(finished: Finished, live: _Live) -> RequestRecord:
+    submit = live.submit
     p50, p99, longest = live.gaps.percentiles(0.5, 0.99, 1.0)
     return RequestRecord(
         request_id=finished.request_id,
@@ -173,6 +175,11 @@ def _record(finished: Finished, live: _Live) -> RequestRecord:
         gap_p50_s=p50,
         gap_p99_s=p99,
         gap_max_s=longest,
+        gaps_s=live.gaps.ascending(),
         cache=finished.cache,
-        session=live.submit.session,
+        retain=submit.retain,
+        adapters=effective(submit.segments[-1].adapters),
+        session=submit.session,
+        purpose=submit.purpose,
+        num_recalled_tokens=submit.num_recalled_tokens,
     )
