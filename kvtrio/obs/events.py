@@ -105,10 +105,13 @@ class ServerStart:
     block_size: int
     """Tokens per block."""
     num_blocks: int
-    """Per group of layers."""
+    """Per group of layers, on the device."""
+    num_host_blocks: int
+    """Per group of layers, in RAM."""
     num_groups: int
     pool_bytes: int
     weight_bytes: int
+    num_adapters: int
     load_s: float
 
 

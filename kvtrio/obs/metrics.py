@@ -4,7 +4,6 @@ Text format 0.0.4. No global registry: what is shown is made of the arguments.
 """
 
 from collections.abc import Iterator
-from typing import cast
 
 from attrs import define, field, frozen
 from prometheus_client import CollectorRegistry, generate_latest
@@ -28,7 +27,7 @@ class Metrics:
         families = [*own_families(snapshot), *llamacpp_families(snapshot, self.scrapes)]
         registry = CollectorRegistry(auto_describe=False)
         registry.register(_Collected([*families, *vllm_families(snapshot)]))
-        return cast(bytes, generate_latest(registry))
+        return generate_latest(registry)
 
 
 @frozen(eq=False)

@@ -7,6 +7,7 @@ from attrs import define, field
 from kvtrio.core.batch import Sampled
 from kvtrio.serve import sse
 from kvtrio.serve.accounts import finish_reason, prompt_progress, timings, usage
+from kvtrio.serve.cache_answer import ending
 from kvtrio.serve.dialect import Origin, Payload
 from kvtrio.serve.generation import Choice, Delta, End, Generation, Prefill, Tokens
 from kvtrio.serve.probabilities import entries
@@ -60,7 +61,7 @@ class ChatDialect:
     def _totals(self) -> Payload:
         return {
             "usage": usage(self.generation),
-            "timings": timings(self.generation.in_order[0]),
+            **ending(self.generation.in_order[0]),
         }
 
     def _role(self, choice: Choice) -> list[Payload]:
@@ -86,7 +87,7 @@ class ChatDialect:
         self._num_ended += 1
         is_last = self._num_ended == self.generation.job.num_answers
         has_totals = is_last and not choice.job.wants.include_usage
-        chunk = self._chunk(choice, {}, **({"timings": timings(choice)} if has_totals else {}))
+        chunk = self._chunk(choice, {}, **(ending(choice) if has_totals else {}))
         chunk["choices"][0]["finish_reason"] = finish_reason(choice)
         return chunk
 
