@@ -34,7 +34,9 @@ def key_maker(
 
     ``weights``: digest of the model file, whose contents include the rope factors.
     """
-    groups = [(group.state_class.value, group.window, group.bytes_per_token) for group in info.groups]
+    groups = [
+        (group.state_class.value, group.window, group.bytes_per_token) for group in info.groups
+    ]
     root = root_identity(
         (
             ("key format", KEY_FORMAT),

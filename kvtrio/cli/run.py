@@ -110,9 +110,7 @@ async def _serve(prepared: Prepared, run_secrets: Secrets, observer: JsonObserve
             announce(prepared, urls[0])
 
 
-def _core(
-    prepared: Prepared, executor: ThreadExecutor[BackendInfo], run_secrets: Secrets
-) -> Core:
+def _core(prepared: Prepared, executor: ThreadExecutor[BackendInfo], run_secrets: Secrets) -> Core:
     keys = key_maker(
         run_secrets.keys,
         prepared.weights,

@@ -22,7 +22,13 @@ from kvtrio.obs.events import AdapterChange, AdapterEvent
 from kvtrio.obs.identity import adapter_set
 from kvtrio.obs.schema import Digest
 from kvtrio.serve.adapters import Adapter, AdapterInfo, Adapters, Lease, Scales
-from kvtrio.serve.errors import ADAPTER_REFUSED, NO_ADAPTER_DIR, NO_ADAPTER_ROOM, TAKEN_NAME, ApiError
+from kvtrio.serve.errors import (
+    ADAPTER_REFUSED,
+    NO_ADAPTER_DIR,
+    NO_ADAPTER_ROOM,
+    TAKEN_NAME,
+    ApiError,
+)
 
 
 @frozen(kw_only=True)

@@ -126,7 +126,8 @@ class Api:
         make_dialect: Callable[[Generation, Origin], Dialect],
     ) -> Response:
         settings = self.services.settings
-        asker = Asker(given_key(request.headers) if settings.api_keys else None, settings.new_seed())
+        api_key = given_key(request.headers) if settings.api_keys else None
+        asker = Asker(api_key, settings.new_seed())
         job = await self.services.offload.run(prepare, await _body(), asker)
         # From here to the engine nothing waits: what is resolved is what is admitted.
         selection = self.services.loader.adapters.select(job.lora, job.model_name)
@@ -229,7 +230,6 @@ class Api:
         ):
             raise ApiError(NO_SLOT)
         return json_reply(info.slots(statistics, self.services.settings, self.shown))
-
 
     async def metrics(self) -> Response:
         services, adapters = self.services, self.services.loader.adapters

@@ -167,7 +167,9 @@ class Serving:
     lines: list[Any]
     """What was written to the log by routes, as events."""
 
-    async def add_adapter(self, name: str, content: str = "", scale: float = 0.0, **more: Any) -> Adapter:
+    async def add_adapter(
+        self, name: str, content: str = "", scale: float = 0.0, **more: Any
+    ) -> Adapter:
         """Load an adapter as the command line does; equal ``content``, equal adapter."""
         data = adapter_data(content or name, **more)
         info = AdapterInfo.of(f"{name}.gguf", data)

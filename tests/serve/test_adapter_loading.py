@@ -1,5 +1,6 @@
 """Adapters that come and go while the server runs."""
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -145,7 +146,7 @@ async def test_loading_holds_nobody_up(autojump_clock: Any, lora_dir: Path) -> N
                 await trio.sleep(0.03)
                 await load(server, name, "a.gguf")
                 await server.post(UNLOAD, {"lora_name": name})
-        gaps = [after - before for before, after in zip(chunk_times, chunk_times[1:], strict=False)]
+        gaps = [after - before for before, after in pairwise(chunk_times)]
         assert max(gaps) == pytest.approx(0.01)
 
 

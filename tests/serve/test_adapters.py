@@ -274,9 +274,7 @@ async def test_activated_and_plain_adapters_mix(autojump_clock: Any) -> None:
         await complete(server, prompt=prompt, lora=only(0, 1.0))
         both = await complete(server, prompt=prompt, lora=only(0, 1.0) + only(1, 1.0))
         assert both["timings"]["cache_n"] == 1 + prompt.index("CALL")
-        assert both["tokens"] == await cold(
-            server, prompt=prompt, lora=only(0, 1.0) + only(1, 1.0)
-        )
+        assert both["tokens"] == await cold(server, prompt=prompt, lora=only(0, 1.0) + only(1, 1.0))
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,9 @@ from harness.virtual import SimSettings
 from kvtrio.backends.sim import HashTokens
 
 NATIVE = "/completion"
-SMALL = SimSettings(num_places=2, max_context=96, num_host_blocks=40, token_function=HashTokens(256))
+SMALL = SimSettings(
+    num_places=2, max_context=96, num_host_blocks=40, token_function=HashTokens(256)
+)
 ODD = 'odd "name"\n\\with {all}, of=it\u00e9'
 NAMES = """
 kvtrio_prompt_tokens_total kvtrio_recalled_tokens_total kvtrio_generated_tokens_total
