@@ -64,6 +64,8 @@ def prepare(config: ServeConfig, stack: ExitStack) -> Prepared:
         raise ConfigError(
             f"--batch-size {scheduling.batch_size} is less than --parallel {scheduling.parallel}"
         )
+    purposes = split_purposes(config.state.purposes)
+    check_adapter_dir(config.adapters.lora_dir)
     keys = read_keys(config.http.api_key, config.http.api_key_file)
     policy = plugins.load(plugins.SCHEDULERS, scheduling.scheduler)()
     backend = plugins.load(plugins.BACKENDS, config.model.backend)
@@ -72,9 +74,7 @@ def prepare(config: ServeConfig, stack: ExitStack) -> Prepared:
         stack.callback(sock.close)
     file = stack.enter_context(open_gguf(find_model(config.name, config.model.model)))
     spec = read_spec(file)
-    served = _served(file, spec, config.model)
-    adapters = read_adapters(wanted_adapters(config.adapters, served.alias), spec)
-    check_adapter_dir(config.adapters.lora_dir)
+    adapters = read_adapters(wanted_adapters(config.adapters, _alias(file, config.model)), spec)
     return Prepared(
         config=config,
         keys=keys,
@@ -87,9 +87,9 @@ def prepare(config: ServeConfig, stack: ExitStack) -> Prepared:
         file=file,
         weights=content_digest(file.part_paths),
         spec=spec,
-        served=served,
+        served=_served(file, spec, config.model),
         adapters=adapters,
-        purposes=split_purposes(config.state.purposes),
+        purposes=purposes,
     )
 
 
@@ -195,7 +195,7 @@ def _served(file: GGUFFile, spec: ModelSpec, settings: ModelSettings) -> ServedM
     tokenizer = load_tokenizer(file.metadata)
     template = _template(file, tokenizer, settings.chat_template)
     return ServedModel(
-        alias=settings.alias or file.path.stem,
+        alias=_alias(file, settings),
         tokenizer=tokenizer,
         template=template,
         spec=spec,
@@ -205,6 +205,10 @@ def _served(file: GGUFFile, spec: ModelSpec, settings: ModelSettings) -> ServedM
         ftype=_ftype(file),
         template_note=_template_note(file, template, settings.chat_template),
     )
+
+
+def _alias(file: GGUFFile, settings: ModelSettings) -> str:
+    return settings.alias or file.path.stem
 
 
 def _template(file: GGUFFile, tokenizer: Tokenizer, given: str | None) -> ChatTemplate:
