@@ -254,6 +254,6 @@ class ServeConfig:
     model: ModelSettings
     http: HttpOptions
     scheduling: SchedulingSettings
-    state: StateSettings
-    adapters: AdapterSettings
+    state: StateSettings = StateSettings()
+    adapters: AdapterSettings = AdapterSettings()
     logs: LogSettings
