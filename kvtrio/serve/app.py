@@ -9,14 +9,11 @@ Rules that the traps of this HTTP stack taught (each has a test):
 """
 
 from collections.abc import Awaitable, Callable
-from contextlib import ExitStack
-from typing import Any, cast
+from typing import Any
 
-import trio
 from attrs import field, frozen
-from quart import Request, Response, request
+from quart import Response, request
 from quart_trio import QuartTrio
-from quart_trio.asgi import TrioASGIHTTPConnection
 
 from kvtrio.obs.families import Snapshot
 from kvtrio.obs.metrics import MIME_TYPE as METRICS_TYPE
@@ -26,10 +23,12 @@ from kvtrio.serve.adapter_views import lora_adapter, lora_adapters, metric_label
 from kvtrio.serve.adapters import Lease, Selection, scales_of
 from kvtrio.serve.answer import events, whole
 from kvtrio.serve.chat_answer import ChatDialect
+from kvtrio.serve.choice import Choice
+from kvtrio.serve.cleanup import ClosingConnection, cleanup
 from kvtrio.serve.dialect import Dialect, Origin
 from kvtrio.serve.epilogue import Epilogue
 from kvtrio.serve.errors import NO_SLOT, ApiError
-from kvtrio.serve.generation import Choice, Generation, Listener
+from kvtrio.serve.generation import Generation, Listener
 from kvtrio.serve.guards import given_key, install_guards
 from kvtrio.serve.info import PlaceSettings
 from kvtrio.serve.job import Job
@@ -42,9 +41,6 @@ from kvtrio.serve.services import Services
 from kvtrio.serve.shown_settings import short_settings
 from kvtrio.serve.text_answer import TextDialect
 from kvtrio.serve.texts import Texts
-
-CLEANUP = "kvtrio.cleanup"
-"""Key in the ASGI scope: an ExitStack that is closed when the request is over."""
 
 
 @frozen
@@ -75,27 +71,6 @@ ROUTES = (
     Route("GET", ("/health", "/v1/health"), "health"),
     Route("GET", ("/",), "root"),
 )
-
-
-def cleanup(request: Request) -> ExitStack:
-    stack = cast(dict[str, Any], request.scope)[CLEANUP]
-    assert isinstance(stack, ExitStack)
-    return stack
-
-
-class ClosingConnection(TrioASGIHTTPConnection):
-    """A request that cleans up after itself.
-
-    The streaming generator closes its generation too, and sooner; but one that was never started,
-    since the client left before the first byte, runs no ``finally``.
-    """
-
-    async def handle_request(  # type: ignore[override]  # quart-trio's own has a nursery too
-        self, nursery: trio.Nursery, request: Request, send: Any
-    ) -> None:
-        with ExitStack() as stack:
-            cast(dict[str, Any], request.scope)[CLEANUP] = stack
-            await super().handle_request(nursery, request, send)
 
 
 @frozen(eq=False)

@@ -5,7 +5,7 @@ from typing import Any
 from kvtrio.core.explain import CacheReport
 from kvtrio.obs.observer import DIVERGED
 from kvtrio.serve.accounts import timings
-from kvtrio.serve.generation import Choice
+from kvtrio.serve.choice import Choice
 
 
 def ending(choice: Choice) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from typing import Any, Protocol
 from attrs import frozen
 
 from kvtrio import __version__
-from kvtrio.serve.generation import Delta
+from kvtrio.serve.choice import Delta
 from kvtrio.serve.served import ServedModel
 
 Payload = dict[str, Any]

@@ -7,7 +7,7 @@ from attrs import frozen
 from kvtrio.model.recall import Recall
 from kvtrio.obs.events import CacheDivergence, Section
 from kvtrio.obs.observer import DIVERGED
-from kvtrio.serve.generation import Choice
+from kvtrio.serve.choice import Choice
 from kvtrio.serve.outline import Place
 from kvtrio.serve.served import TextTokenizer
 

@@ -7,8 +7,9 @@ from attrs import frozen
 from kvtrio.core.batch import Sampled
 from kvtrio.serve.accounts import is_truncated, prompt_progress, stop_type, timings
 from kvtrio.serve.cache_answer import ending
+from kvtrio.serve.choice import Choice, Delta, End, Prefill, Tokens
 from kvtrio.serve.dialect import Origin, Payload
-from kvtrio.serve.generation import Choice, Delta, End, Generation, Prefill, Tokens
+from kvtrio.serve.generation import Generation
 from kvtrio.serve.probabilities import entries
 from kvtrio.serve.shown_settings import full_settings
 

@@ -12,8 +12,9 @@ from kvtrio.core.batch import Sampled
 from kvtrio.serve import sse
 from kvtrio.serve.accounts import finish_reason, prompt_progress, timings, usage
 from kvtrio.serve.cache_answer import ending
+from kvtrio.serve.choice import Choice, Delta, End, Prefill, Tokens
 from kvtrio.serve.dialect import Origin, Payload
-from kvtrio.serve.generation import Choice, Delta, End, Generation, Prefill, Tokens
+from kvtrio.serve.generation import Generation
 from kvtrio.serve.probabilities import entries, text_shape
 
 
