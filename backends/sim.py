@@ -20,7 +20,7 @@ from attrs import define, field, frozen
 from numpy.typing import NDArray
 
 from kvtrio.backends.base import BackendInfo, BackendSettings
-from kvtrio.backends.groups import host_blocks, layer_groups
+from kvtrio.backends.groups import core_groups, host_blocks, layer_groups
 from kvtrio.core.batch import Batch, Chunk, Copy, Sampled, SampleRow, StepResult
 from kvtrio.core.config import Group
 from kvtrio.core.identity import AdapterUse
@@ -33,6 +33,8 @@ Digests = NDArray[np.uint64]
 Numbers = NDArray[np.int64]
 
 BYTES_PER_PLACE = 24
+BYTES_PER_VALUE = 2
+"""Of the model's KV cache, where its size in RAM is asked for."""
 MAX_TRACKS = 1024
 """Requests whose progress is remembered; far more than run at once. Forgetting one only skips the
 check that its chunks join up."""
@@ -107,7 +109,9 @@ class SimBackend:
         groups = tuple(
             Group(group.state_class, group.window, BYTES_PER_PLACE) for group in layer_groups(spec)
         )
-        num_host_blocks = host_blocks(groups, settings)
+        # As many as the model itself would have: one token's state is kilobytes there, not 24 bytes.
+        real_groups = core_groups(layer_groups(spec), BYTES_PER_VALUE)
+        num_host_blocks = host_blocks(real_groups, settings)
         num_blocks = settings.num_blocks + num_host_blocks
         places = len(groups) * num_blocks * settings.block_size
         info = BackendInfo(

@@ -64,8 +64,10 @@ class TorchAdapters:
 
         Raises BackendError, with nothing changed, when it is for another model.
         """
-        if not data.targets.keys() <= adaptable(self._spec).keys():
-            raise BackendError("the adapter is for another model")
+        shapes = adaptable(self._spec)
+        for name, target in data.targets.items():
+            if shapes.get(name) != (len(target.b), target.a.shape[1]):
+                raise BackendError("the adapter is for another model")
         handle = self._next_handle
         self.loaded[handle] = _matrices(data, self._spec, self._device)
         self._next_handle += 1

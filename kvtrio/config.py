@@ -13,7 +13,9 @@ from cyclopts.validators import Number
 MODEL = Group("Model", sort_key=1)
 SERVER = Group("Server", sort_key=2)
 SCHEDULING = Group("Scheduling", sort_key=3)
-LOGS = Group("Logs", sort_key=4)
+STATE = Group("State", sort_key=4)
+ADAPTERS = Group("Adapters", sort_key=5)
+LOGS = Group("Logs", sort_key=6)
 
 DEFAULT_CONTEXT = 8192
 """Longest request where neither the user nor the model sets a smaller limit, in tokens."""
@@ -163,6 +165,71 @@ class SchedulingSettings:
     ] = False
 
 
+@Parameter(name="*", group=STATE)
+@frozen(kw_only=True)
+class StateSettings:
+    """What is kept between requests."""
+
+    cache_ram: Annotated[
+        int | None,
+        Parameter(
+            name="--cache-ram",
+            validator=Number(gte=0),
+            help="MiB of RAM for the state of past requests; 0 keeps only what is on the device. "
+            "Default: a quarter of the machine's memory, at most 8192.",
+        ),
+    ] = None
+    recall: Annotated[
+        bool,
+        Parameter(
+            name="--recall",
+            negative="--no-recall",
+            help="An answer that comes back as text keeps the token ids it was generated with.",
+        ),
+    ] = True
+    purposes: Annotated[
+        tuple[str, ...],
+        Parameter(
+            name="--purposes",
+            negative="",
+            help="Words that requests may give as kvtrio.purpose; several with commas. The log "
+            "has their places in this list. title, recap and probe are not kept.",
+        ),
+    ] = ("chat", "title", "recap", "probe", "tool")
+
+
+@Parameter(name="*", group=ADAPTERS)
+@frozen(kw_only=True)
+class AdapterSettings:
+    """LoRA adapters."""
+
+    lora: Annotated[
+        tuple[str, ...],
+        Parameter(
+            name=["--lora", "--lora-scaled"],
+            negative="",
+            show_default=False,
+            help="A GGUF adapter or a PEFT folder: PATH, PATH:SCALE or NAME=PATH[:SCALE]; by "
+            "repeating the flag, several. Default: the file's name without its ending, scale 1.",
+        ),
+    ] = ()
+    lora_init_without_apply: Annotated[
+        bool,
+        Parameter(
+            name="--lora-init-without-apply",
+            negative="",
+            help="Start with all global scales at 0: only requests that ask get an adapter.",
+        ),
+    ] = False
+    lora_dir: Annotated[
+        Path | None,
+        Parameter(
+            name="--lora-dir",
+            help="Folder from which POST /v1/load_lora_adapter may load; without it, none can.",
+        ),
+    ] = None
+
+
 @Parameter(name="*", group=LOGS)
 @frozen(kw_only=True)
 class LogSettings:
@@ -187,4 +254,6 @@ class ServeConfig:
     model: ModelSettings
     http: HttpOptions
     scheduling: SchedulingSettings
+    state: StateSettings = StateSettings()
+    adapters: AdapterSettings = AdapterSettings()
     logs: LogSettings

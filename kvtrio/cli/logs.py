@@ -2,13 +2,14 @@
 
 import os
 import re
-import secrets
 import sys
 import time
 from contextlib import ExitStack
 from enum import Enum
 from typing import TypeVar
 from urllib.parse import urlsplit
+
+from attrs import field, frozen
 
 import kvtrio
 from kvtrio.backends.base import BackendInfo
@@ -36,13 +37,22 @@ def open_log(settings: LogSettings, stack: ExitStack) -> Log:
     return log
 
 
-def server_start(prepared: Prepared, info: BackendInfo, url: str, load_s: float) -> ServerStart:
+@frozen(kw_only=True)
+class Begun:
+    """A server that listens."""
+
+    url: str
+    load_s: float
+    log_key: bytes = field(repr=False)
+
+
+def server_start(prepared: Prepared, info: BackendInfo, begun: Begun) -> ServerStart:
     """What was set up, in numbers. The digest's key lives as long as the process."""
     scheduling, settings = prepared.config.scheduling, prepared.backend_settings
     major, minor, patch = map(int, re.findall(r"\d+", kvtrio.__version__)[:3])
     return ServerStart(
-        port=urlsplit(url).port or 0,
-        model=Digest.of(prepared.served.model_path_name, secrets.token_bytes(32)),
+        port=urlsplit(begun.url).port or 0,
+        model=Digest.of(prepared.served.model_path_name, begun.log_key),
         version_major=major,
         version_minor=minor,
         version_patch=patch,
@@ -55,10 +65,12 @@ def server_start(prepared: Prepared, info: BackendInfo, url: str, load_s: float)
         max_waiting=scheduling.max_waiting,
         block_size=info.block_size,
         num_blocks=info.num_blocks,
+        num_host_blocks=info.num_host_blocks,
         num_groups=len(info.groups),
         pool_bytes=info.pool_bytes,
         weight_bytes=info.weight_bytes,
-        load_s=load_s,
+        num_adapters=len(prepared.adapters),
+        load_s=begun.load_s,
     )
 
 

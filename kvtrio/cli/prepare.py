@@ -12,20 +12,25 @@ from attrs import frozen
 
 from kvtrio import plugins
 from kvtrio.backends.base import BackendInfo, BackendSettings
+from kvtrio.cli.adapters import ReadyAdapter, read_adapters, wanted_adapters
 from kvtrio.config import DEFAULT_CONTEXT, ConfigError, ModelSettings, ServeConfig
 from kvtrio.core.config import CoreConfig
 from kvtrio.core.policy import Policy
 from kvtrio.model.architectures import read_spec
 from kvtrio.model.builtin_templates import BUILTIN_TEMPLATES
+from kvtrio.model.digest import content_digest
 from kvtrio.model.fetch import CATALOGUE, default_cache_dir, fetch
 from kvtrio.model.gguf_file import GGUFFile, open_gguf
 from kvtrio.model.spec import ModelSpec
 from kvtrio.model.template import ChatTemplate, load_template
 from kvtrio.model.tokenizer import Tokenizer, load_tokenizer
 from kvtrio.serve.run import open_sockets
+from kvtrio.serve.schema import MAX_NAME_CHARS
 from kvtrio.serve.served import ServedModel
 
 DEFAULT_MODEL = "smollm2"
+MIB = 1 << 20
+MAX_DEFAULT_CACHE_MIB = 8192
 
 
 @frozen(kw_only=True, eq=False)
@@ -40,8 +45,12 @@ class Prepared:
     backend_settings: BackendSettings
     sockets: list[socket.socket]
     file: GGUFFile
+    weights: bytes
+    """Digest of the model file."""
     spec: ModelSpec
     served: ServedModel
+    adapters: tuple[ReadyAdapter, ...]
+    purposes: tuple[str, ...]
 
 
 def prepare(config: ServeConfig, stack: ExitStack) -> Prepared:
@@ -55,6 +64,8 @@ def prepare(config: ServeConfig, stack: ExitStack) -> Prepared:
         raise ConfigError(
             f"--batch-size {scheduling.batch_size} is less than --parallel {scheduling.parallel}"
         )
+    purposes = split_purposes(config.state.purposes)
+    check_adapter_dir(config.adapters.lora_dir)
     keys = read_keys(config.http.api_key, config.http.api_key_file)
     policy = plugins.load(plugins.SCHEDULERS, scheduling.scheduler)()
     backend = plugins.load(plugins.BACKENDS, config.model.backend)
@@ -63,6 +74,7 @@ def prepare(config: ServeConfig, stack: ExitStack) -> Prepared:
         stack.callback(sock.close)
     file = stack.enter_context(open_gguf(find_model(config.name, config.model.model)))
     spec = read_spec(file)
+    adapters = read_adapters(wanted_adapters(config.adapters, _alias(file, config.model)), spec)
     return Prepared(
         config=config,
         keys=keys,
@@ -73,8 +85,11 @@ def prepare(config: ServeConfig, stack: ExitStack) -> Prepared:
         ),
         sockets=sockets,
         file=file,
+        weights=content_digest(file.part_paths),
         spec=spec,
         served=_served(file, spec, config.model),
+        adapters=adapters,
+        purposes=purposes,
     )
 
 
@@ -104,29 +119,55 @@ def choose_context(trained: int, asked: int | None) -> int:
 
 
 def backend_settings(config: ServeConfig, max_context: int) -> BackendSettings:
-    """Size the pools so that every place can hold the longest request."""
-    blocks_per_place = -(-max_context // config.scheduling.block_size)
+    """Size the pools so that every place can hold the longest request, and RAM as asked."""
+    # One block more, to copy from: see ``CoreConfig.num_blocks``.
+    blocks_per_place = -(-max_context // config.scheduling.block_size) + 1
+    cache_ram = config.state.cache_ram
     return BackendSettings(
         dtype=config.model.dtype,
         device=config.model.device,
         num_threads=config.model.threads,
         block_size=config.scheduling.block_size,
         num_blocks=config.scheduling.parallel * blocks_per_place,
+        host_bytes=(default_cache_ram() if cache_ram is None else cache_ram) * MIB,
         max_context=max_context,
     )
 
 
+def default_cache_ram() -> int:
+    """MiB: a quarter of the machine's memory, at most 8192."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min(total // 4 // MIB, MAX_DEFAULT_CACHE_MIB)
+
+
 def core_config(config: ServeConfig, info: BackendInfo) -> CoreConfig:
     """The core's limits over the memory that the backend has."""
-    return CoreConfig(
+    core = CoreConfig(
         groups=info.groups,
         block_size=info.block_size,
-        num_blocks=info.num_blocks,
         num_places=config.scheduling.parallel,
         max_context=info.max_context,
         max_waiting=config.scheduling.max_waiting,
         max_batch_tokens=config.scheduling.batch_size,
+        num_host_blocks=info.num_host_blocks,
+        is_unified=info.is_unified,
     )
+    assert core.num_blocks == info.num_blocks, "core and backend count blocks alike"
+    return core
+
+
+def check_adapter_dir(folder: Path | None) -> None:
+    if folder is not None and not folder.is_dir():
+        raise ConfigError(f"--lora-dir {folder}: no such folder")
+
+
+def split_purposes(given: Iterable[str]) -> tuple[str, ...]:
+    """Raises ``ConfigError`` for a word that no request could send."""
+    words = [word.strip() for part in given for word in part.split(",")]
+    purposes = tuple(dict.fromkeys(word for word in words if word))
+    if any(len(word) > MAX_NAME_CHARS for word in purposes):
+        raise ConfigError(f"--purposes: a word has at most {MAX_NAME_CHARS} characters")
+    return purposes
 
 
 def read_keys(given: Iterable[str], file: Path | None) -> tuple[str, ...]:
@@ -154,7 +195,7 @@ def _served(file: GGUFFile, spec: ModelSpec, settings: ModelSettings) -> ServedM
     tokenizer = load_tokenizer(file.metadata)
     template = _template(file, tokenizer, settings.chat_template)
     return ServedModel(
-        alias=settings.alias or file.path.stem,
+        alias=_alias(file, settings),
         tokenizer=tokenizer,
         template=template,
         spec=spec,
@@ -164,6 +205,10 @@ def _served(file: GGUFFile, spec: ModelSpec, settings: ModelSettings) -> ServedM
         ftype=_ftype(file),
         template_note=_template_note(file, template, settings.chat_template),
     )
+
+
+def _alias(file: GGUFFile, settings: ModelSettings) -> str:
+    return settings.alias or file.path.stem
 
 
 def _template(file: GGUFFile, tokenizer: Tokenizer, given: str | None) -> ChatTemplate:

@@ -11,27 +11,37 @@ from functools import partial
 
 import trio
 
-from kvtrio.backends.base import BackendError
+from kvtrio.backends.base import BackendError, BackendInfo
 from kvtrio.cli import exits
 from kvtrio.cli.announce import announce
-from kvtrio.cli.logs import open_log, server_start
+from kvtrio.cli.identity import Secrets, key_maker
+from kvtrio.cli.logs import Begun, open_log, server_start
 from kvtrio.cli.prepare import Prepared, core_config, prepare
 from kvtrio.config import ConfigError, ServeConfig
 from kvtrio.core.machine import Core
-from kvtrio.engine.executor import open_thread_executor
+from kvtrio.engine.executor import ThreadExecutor, open_thread_executor
 from kvtrio.engine.offload import ThreadOffload
 from kvtrio.engine.open import Engine, open_engine
+from kvtrio.model.answers import AnswerStore
 from kvtrio.model.errors import FetchError, ModelFileError
+from kvtrio.model.recall import Recall
 from kvtrio.model.template import TemplateError
 from kvtrio.obs.events import ServerCrash, ServerStop
 from kvtrio.obs.instrument import StallWatch
-from kvtrio.obs.observer import JsonObserver
+from kvtrio.obs.logging import Log
+from kvtrio.obs.observer import FanOut, JsonObserver
+from kvtrio.obs.tally import Tally
 from kvtrio.plugins import PluginError
+from kvtrio.serve.adapter_loading import AdapterLoader, LoadingSettings
+from kvtrio.serve.adapters import Adapters
 from kvtrio.serve.app import create_app
+from kvtrio.serve.errors import ApiError
 from kvtrio.serve.run import BindError, HttpSettings, serve_http
 from kvtrio.serve.services import ServeSettings, Services
 
 OFFLOAD_THREADS = 2
+RECALL_BYTES = 64 << 20
+"""For the texts and ids of past conversations."""
 ID_ALPHABET = string.ascii_letters + string.digits
 
 USER_ERRORS = (
@@ -57,9 +67,11 @@ def _run(config: ServeConfig, stack: ExitStack) -> int:
     code, log = exits.OK, None
     try:
         log = open_log(config.logs, stack)
-        observer = JsonObserver(log)
+        run_secrets = Secrets()
+        observer = JsonObserver(log, key=run_secrets.sealer.log_key)
         prepared = prepare(config, stack)
-        trio.run(_serve, prepared, observer, instruments=[StallWatch(log, time.perf_counter)])
+        watch = StallWatch(log, time.perf_counter)
+        trio.run(_serve, prepared, run_secrets, observer, instruments=[watch])
         log.emit(_stop_line(observer, time.perf_counter() - began_s))
     except* USER_ERRORS as group:
         exits.complain(exits.first_leaf(group))
@@ -75,47 +87,97 @@ def _run(config: ServeConfig, stack: ExitStack) -> int:
     return code
 
 
-async def _serve(prepared: Prepared, observer: JsonObserver) -> None:
+async def _serve(prepared: Prepared, run_secrets: Secrets, observer: JsonObserver) -> None:
     """Load the weights on the model's own thread, then run engine and HTTP until a signal."""
     began_s = time.perf_counter()
     build = partial(prepared.backend.load, prepared.file, prepared.spec, prepared.backend_settings)
     async with open_thread_executor(build) as executor:
         load_s = time.perf_counter() - began_s
         prepared.file.close()
-        core = Core(core_config(prepared.config, executor.info), prepared.policy)
+        tally = Tally()
+        core = _core(prepared, executor, run_secrets)
         is_paranoid = prepared.config.scheduling.paranoid
+        both = FanOut((observer, tally))
         async with (
-            open_engine(core, executor, observer, paranoid=is_paranoid) as engine,
+            open_engine(core, executor, both, paranoid=is_paranoid) as engine,
             trio.open_nursery() as nursery,
         ):
-            urls = await nursery.start(_serve_http, prepared, engine, name="http")
-            observer.log.emit(server_start(prepared, executor.info, urls[0], load_s))
+            services = _services(prepared, engine, run_secrets, observer.log, tally)
+            await _load_adapters(prepared, services.loader)
+            urls = await nursery.start(_serve_http, prepared, services, name="http")
+            begun = Begun(url=urls[0], load_s=load_s, log_key=run_secrets.sealer.log_key)
+            observer.log.emit(server_start(prepared, executor.info, begun))
             announce(prepared, urls[0])
 
 
+def _core(prepared: Prepared, executor: ThreadExecutor[BackendInfo], run_secrets: Secrets) -> Core:
+    keys = key_maker(
+        run_secrets.keys,
+        prepared.weights,
+        prepared.spec,
+        executor.info,
+        prepared.backend_settings,
+    )
+    return Core(core_config(prepared.config, executor.info), prepared.policy, keys)
+
+
+async def _load_adapters(prepared: Prepared, loader: AdapterLoader) -> None:
+    """Those of the command line; what does not fit ends the start."""
+    try:
+        for ready in prepared.adapters:
+            loader.adapters.check_room(ready.wanted.name, ready.data.num_bytes)
+            await loader.put(ready.wanted.name, ready.info, ready.data, ready.wanted.scale)
+    except ApiError as error:
+        raise ConfigError(f"--lora: {error.message}") from None
+
+
 async def _serve_http(
-    prepared: Prepared, engine: Engine, *, task_status: trio.TaskStatus[list[str]]
+    prepared: Prepared, services: Services, *, task_status: trio.TaskStatus[list[str]]
 ) -> None:
     options = prepared.config.http
     http = HttpSettings(host=options.host, port=options.port, drain_s=options.drain_s)
-    app = create_app(_services(prepared, engine))
-    await serve_http(app, http, engine, prepared.sockets, task_status=task_status)
+    app, engine = create_app(services), services.engine
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(services.loader.reap, name="adapter reaper")
+        await serve_http(app, http, engine, prepared.sockets, task_status=task_status)
+        nursery.cancel_scope.cancel()
 
 
-def _services(prepared: Prepared, engine: Engine) -> Services:
-    settings = ServeSettings(
+def _services(
+    prepared: Prepared, engine: Engine, run_secrets: Secrets, log: Log, tally: Tally
+) -> Services:
+    offload = ThreadOffload(OFFLOAD_THREADS)
+    loading = LoadingSettings(
+        folder=prepared.config.adapters.lora_dir,
+        spec=prepared.spec,
+        reserved=prepared.served.alias,
+        log_key=run_secrets.sealer.log_key,
+        emit=log.emit,
+    )
+    is_recalling, tokenizer = prepared.config.state.recall, prepared.served.tokenizer
+    return Services(
+        engine=engine,
+        model=prepared.served,
+        offload=offload,
+        settings=_serve_settings(prepared, run_secrets),
+        loader=AdapterLoader(Adapters(), loading, engine, offload),
+        recall=Recall(tokenizer, AnswerStore(RECALL_BYTES)) if is_recalling else None,
+        tally=tally,
+        emit=log.emit,
+    )
+
+
+def _serve_settings(prepared: Prepared, run_secrets: Secrets) -> ServeSettings:
+    return ServeSettings(
         n_ctx=prepared.backend_settings.max_context,
         num_places=prepared.config.scheduling.parallel,
         clock=time.time,
         new_id=lambda: "".join(secrets.choice(ID_ALPHABET) for _ in range(32)),
         new_seed=lambda: secrets.randbits(32),
         api_keys=prepared.keys,
-    )
-    return Services(
-        engine=engine,
-        model=prepared.served,
-        offload=ThreadOffload(OFFLOAD_THREADS),
-        settings=settings,
+        sealer=run_secrets.sealer,
+        block_size=prepared.backend_settings.block_size,
+        purposes=prepared.purposes,
     )
 
 

@@ -5,11 +5,13 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from kvtrio.config import (
+    AdapterSettings,
     HttpOptions,
     LogSettings,
     ModelSettings,
     SchedulingSettings,
     ServeConfig,
+    StateSettings,
 )
 
 
@@ -26,6 +28,8 @@ def serve(
     model_settings: ModelSettings | None = None,
     http: HttpOptions | None = None,
     scheduling: SchedulingSettings | None = None,
+    state: StateSettings | None = None,
+    adapters: AdapterSettings | None = None,
     logs: LogSettings | None = None,
 ) -> int:
     """Serve a model until SIGTERM or Ctrl-C; then running answers finish and the process exits.
@@ -37,6 +41,8 @@ def serve(
         model=model_settings or ModelSettings(),
         http=http or HttpOptions(),
         scheduling=scheduling or SchedulingSettings(),
+        state=state or StateSettings(),
+        adapters=adapters or AdapterSettings(),
         logs=logs or LogSettings(),
     )
     # torch, trio and quart take seconds to import; --help and --version do without them.

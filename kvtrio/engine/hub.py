@@ -23,6 +23,7 @@ from kvtrio.core.events import (
     Tick,
     TokenOut,
 )
+from kvtrio.core.identity import effective
 from kvtrio.core.machine import Core, CoreStatistics
 from kvtrio.core.tiers import TierMoves
 from kvtrio.core.types import RequestId
@@ -168,6 +169,7 @@ class Hub:
 
 
 def _record(finished: Finished, live: _Live) -> RequestRecord:
+    submit = live.submit
     p50, p99, longest = live.gaps.percentiles(0.5, 0.99, 1.0)
     return RequestRecord(
         request_id=finished.request_id,
@@ -184,6 +186,11 @@ def _record(finished: Finished, live: _Live) -> RequestRecord:
         gap_p50_s=p50,
         gap_p99_s=p99,
         gap_max_s=longest,
+        gaps_s=live.gaps.ascending(),
         cache=finished.cache,
-        session=live.submit.session,
+        retain=submit.retain,
+        adapters=effective(submit.segments[-1].adapters),
+        session=submit.session,
+        purpose=submit.purpose,
+        num_recalled_tokens=submit.num_recalled_tokens,
     )

@@ -6,8 +6,9 @@ from attrs import define, field, frozen
 
 from kvtrio.core.events import Cached
 from kvtrio.core.explain import CacheReport
+from kvtrio.core.identity import AdapterUse
 from kvtrio.core.tiers import TierMoves
-from kvtrio.core.types import FinishReason, RequestId
+from kvtrio.core.types import FinishReason, RequestId, Retain
 
 
 @frozen(kw_only=True)
@@ -46,9 +47,18 @@ class RequestRecord:
     fewer than two tokens."""
     gap_p99_s: float | None
     gap_max_s: float | None
+    gaps_s: tuple[float, ...] = ()
+    """All of them, ascending."""
     cache: CacheReport
+    retain: Retain = Retain.NORMAL
+    adapters: tuple[AdapterUse, ...] = ()
+    """Under which the answer was generated, in canonical order."""
     session: bytes | None = None
     """Opaque digest of the caller's name for the conversation."""
+    purpose: int | None = None
+    """Place of the request's purpose in the operator's list."""
+    num_recalled_tokens: int = 0
+    """Prompt tokens that kept the ids with which they were generated here."""
 
 
 class Observer(Protocol):
@@ -99,9 +109,12 @@ class Gaps:
             self._gaps.append(now - self._last_s)
         self._last_s = now
 
+    def ascending(self) -> tuple[float, ...]:
+        return tuple(sorted(self._gaps))
+
     def percentiles(self, *shares: float) -> tuple[float | None, ...]:
         """For each share in (0, 1], the smallest gap that at least this share does not exceed."""
-        ordered = sorted(self._gaps)
+        ordered = self.ascending()
         if not ordered:
             return (None,) * len(shares)
         # Nearest rank: always a gap that happened. -(-x // 1) is the ceiling of x.

@@ -2,7 +2,8 @@
 
 from enum import Enum
 
-from kvtrio.core.types import FinishReason, RequestId
+from kvtrio.core.explain import CachePath, MissReason, TurnClass
+from kvtrio.core.types import FinishReason, RequestId, Retain
 from kvtrio.obs.schema import Digest, Level, event
 
 SCHEMA = "kvtrio.decision/1"
@@ -37,6 +38,42 @@ class ComputeType(Enum):
     OTHER = "other"
 
 
+class Section(Enum):
+    """Which part of a prompt a position lies in."""
+
+    SYSTEM = "system"
+    USER = "user"
+    ASSISTANT = "assistant"
+    TOOL = "tool"
+    OTHER = "other"
+    """A message of another role."""
+    TAIL = "tail"
+    """Behind the last message: where the answer begins."""
+    PROMPT = "prompt"
+    """The prompt was not made of messages."""
+
+
+class DiscardReason(Enum):
+    """Why state was not kept."""
+
+    AUXILIARY = "auxiliary"
+    """The request asked for it."""
+
+
+class AdapterEvent(Enum):
+    """What happened to an adapter."""
+
+    LOADED = "loaded"
+    REPLACED = "replaced"
+    """Another one took its name."""
+    SCALED = "scaled"
+    """Its global scale changed."""
+    UNLOADED = "unloaded"
+    """Its name is gone; requests that use it go on."""
+    FREED = "freed"
+    """Nobody uses it any more: its memory was given back."""
+
+
 class TemplateSource(Enum):
     """Where the chat template comes from."""
 
@@ -68,10 +105,13 @@ class ServerStart:
     block_size: int
     """Tokens per block."""
     num_blocks: int
-    """Per group of layers."""
+    """Per group of layers, on the device."""
+    num_host_blocks: int
+    """Per group of layers, in RAM."""
     num_groups: int
     pool_bytes: int
     weight_bytes: int
+    num_adapters: int
     load_s: float
 
 
@@ -113,6 +153,100 @@ class RequestDone:
     """Between two tokens of the answer; None: fewer than two."""
     gap_p99_s: float | None
     gap_max_s: float | None
+    session: Digest | None
+    purpose: int | None
+    """Place in the operator's list (``--purposes``)."""
+    retain: Retain
+    num_adapters: int
+    adapters: Digest | None
+    """Of the effective set, by content and scale; GET /lora-adapters says which is whose."""
+    path: CachePath
+    miss_reason: MissReason
+    turn: TurnClass
+    num_device_tokens: int
+    """Reused from the device."""
+    num_host_tokens: int
+    """Reused from RAM."""
+    num_matched_tokens: int
+    """Known when the request started."""
+    num_other_tokens: int
+    """The longest match under another adapter set."""
+    divergence_at: int | None
+    """First position at which something other than what was wanted, or nothing, was known."""
+    evicted_age_s: float | None
+    num_recalled_tokens: int
+    """Prompt tokens that kept the ids with which they were generated."""
+
+
+@event("cache.match", Level.INFO)
+class CacheMatch:
+    """A request found state, at its start or, computed meanwhile by others, at a later chunk."""
+
+    request_id: RequestId
+    num_tokens: int
+    """More than it had."""
+    num_host_tokens: int
+    """Of these, from RAM."""
+    path: CachePath
+    """So far."""
+    miss_reason: MissReason
+    turn: TurnClass
+    num_matched_tokens: int
+    num_other_tokens: int
+
+
+@event("cache.divergence", Level.INFO)
+class CacheDivergence:
+    """Where, in the conversation that a request sent, the reuse ended and why."""
+
+    request_id: RequestId
+    miss_reason: MissReason
+    position: int
+    """In tokens."""
+    message_index: int | None
+    section: Section
+
+
+@event("cache.restore", Level.INFO)
+class CacheRestore:
+    """Blocks came back from RAM to the device."""
+
+    num_blocks: int
+
+
+@event("cache.evict", Level.INFO)
+class CacheEvict:
+    """Blocks left the device for RAM, or left the cache."""
+
+    num_demoted_blocks: int
+    num_dropped_blocks: int
+    num_dropped_tokens: int
+    longest_idle_s: float
+    """Longest time since its last use among the dropped."""
+
+
+@event("cache.discard", Level.INFO)
+class CacheDiscard:
+    """What a request computed was not put into the cache."""
+
+    request_id: RequestId
+    why: DiscardReason
+    num_tokens: int
+
+
+@event("adapter.change", Level.INFO)
+class AdapterChange:
+    """An adapter came, went or changed; later requests are affected, running ones are not."""
+
+    what: AdapterEvent
+    name: Digest
+    content: Digest
+    """As ``request.done`` shows the adapter alone at scale 1."""
+    scale: float
+    """Global."""
+    num_bytes: int
+    num_loaded: int
+    """Adapters that requests may name now."""
 
 
 @event("sched.step", Level.INFO)
@@ -156,6 +290,12 @@ CATALOGUE = (
     ServerStop,
     ServerCrash,
     RequestDone,
+    CacheMatch,
+    CacheDivergence,
+    CacheRestore,
+    CacheEvict,
+    CacheDiscard,
+    AdapterChange,
     SchedStep,
     LoopStall,
     LibraryNote,

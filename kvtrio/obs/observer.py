@@ -1,14 +1,50 @@
-"""The engine's records as log lines."""
+"""The engine's records as log lines, and several observers as one."""
 
 from typing import Any
 
 import attrs
 from attrs import define, field, frozen
 
-from kvtrio.engine.records import RequestRecord, StepRecord
-from kvtrio.obs.events import RequestDone, SchedStep
+from kvtrio.core.events import Cached
+from kvtrio.core.explain import MissReason
+from kvtrio.core.tiers import TierMoves
+from kvtrio.core.types import Retain
+from kvtrio.engine.records import Observer, RequestRecord, StepRecord
+from kvtrio.obs.events import (
+    CacheDiscard,
+    CacheEvict,
+    CacheMatch,
+    CacheRestore,
+    DiscardReason,
+    RequestDone,
+    SchedStep,
+)
+from kvtrio.obs.identity import adapter_set
 from kvtrio.obs.logging import Log
-from kvtrio.obs.schema import Level
+from kvtrio.obs.schema import Digest, Level
+
+DIVERGED = frozenset({MissReason.DIVERGED, MissReason.ADAPTER_MISMATCH, MissReason.EVICTED})
+"""Reasons that have a place: up to there it was known."""
+PLAIN = (
+    "request_id",
+    "reason",
+    "stopped_by_text",
+    "place",
+    "num_prompt_tokens",
+    "num_cached_tokens",
+    "num_computed_tokens",
+    "num_generated_tokens",
+    "queue_s",
+    "prefill_s",
+    "decode_s",
+    "gap_p50_s",
+    "gap_p99_s",
+    "gap_max_s",
+    "purpose",
+    "retain",
+    "num_recalled_tokens",
+)
+"""Fields of a request's record that its line has under the same name."""
 
 
 @frozen(kw_only=True)
@@ -22,10 +58,12 @@ class StepSampling:
 
 @define(eq=False)
 class JsonObserver:
-    """Implements the engine's ``Observer``: one line per request, some per step."""
+    """Implements the engine's ``Observer``: one line per request, some per step, one per move."""
 
     log: Log
     sampling: StepSampling = StepSampling()
+    key: bytes = field(kw_only=True, repr=False)
+    """For digests."""
     num_requests: int = field(init=False, default=0)
     num_steps: int = field(init=False, default=0)
 
@@ -34,12 +72,90 @@ class JsonObserver:
         is_slow = record.duration_s >= self.sampling.slow_s
         is_sample = record.step % self.sampling.every == 0
         if is_slow or is_sample or self.log.wants(Level.DEBUG):
-            self.log.emit(SchedStep(is_slow=is_slow, **_numbers(record)))
+            numbers = attrs.asdict(record, recurse=False)
+            self.log.emit(SchedStep(is_slow=is_slow, **numbers))
 
     def request(self, record: RequestRecord) -> None:
         self.num_requests += 1
-        self.log.emit(RequestDone(**_numbers(record)))
+        self.log.emit(_done(record, self.key))
+        if record.retain is Retain.AUXILIARY:
+            num_tokens = record.num_computed_tokens + max(record.num_generated_tokens - 1, 0)
+            self.log.emit(
+                CacheDiscard(
+                    request_id=record.request_id,
+                    why=DiscardReason.AUXILIARY,
+                    num_tokens=num_tokens,
+                )
+            )
+
+    def cached(self, record: Cached) -> None:
+        report = record.report
+        self.log.emit(
+            CacheMatch(
+                request_id=record.request_id,
+                num_tokens=record.num_tokens,
+                num_host_tokens=record.num_host_tokens,
+                path=report.path,
+                miss_reason=report.reason,
+                turn=report.turn,
+                num_matched_tokens=report.num_matched_tokens,
+                num_other_tokens=report.num_other_tokens,
+            )
+        )
+
+    def moved(self, record: TierMoves) -> None:
+        if record.num_promoted:
+            self.log.emit(CacheRestore(num_blocks=record.num_promoted))
+        if record.num_demoted or record.num_dropped:
+            self.log.emit(
+                CacheEvict(
+                    num_demoted_blocks=record.num_demoted,
+                    num_dropped_blocks=record.num_dropped,
+                    num_dropped_tokens=record.num_dropped_tokens,
+                    longest_idle_s=record.longest_idle_s,
+                )
+            )
 
 
-def _numbers(record: StepRecord | RequestRecord) -> dict[str, Any]:
-    return attrs.asdict(record, recurse=False)
+def _done(record: RequestRecord, key: bytes) -> RequestDone:
+    report = record.cache
+    plain: dict[str, Any] = {name: getattr(record, name) for name in PLAIN}
+    session = record.session
+    return RequestDone(
+        **plain,
+        session=None if session is None else Digest(int.from_bytes(session)),
+        num_adapters=len(record.adapters),
+        adapters=adapter_set(record.adapters, key),
+        path=report.path,
+        miss_reason=report.reason,
+        turn=report.turn,
+        num_device_tokens=report.num_device_tokens,
+        num_host_tokens=report.num_host_tokens,
+        num_matched_tokens=report.num_matched_tokens,
+        num_other_tokens=report.num_other_tokens,
+        divergence_at=report.num_matched_tokens if report.reason in DIVERGED else None,
+        evicted_age_s=report.evicted_age_s,
+    )
+
+
+@frozen
+class FanOut:
+    """Several observers as one; told in order."""
+
+    observers: tuple[Observer, ...]
+
+    def step(self, record: StepRecord) -> None:
+        for observer in self.observers:
+            observer.step(record)
+
+    def request(self, record: RequestRecord) -> None:
+        for observer in self.observers:
+            observer.request(record)
+
+    def cached(self, record: Cached) -> None:
+        for observer in self.observers:
+            observer.cached(record)
+
+    def moved(self, record: TierMoves) -> None:
+        for observer in self.observers:
+            observer.moved(record)

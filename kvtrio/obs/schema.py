@@ -53,7 +53,10 @@ class Digest:
     @classmethod
     def of(cls, name: str, key: bytes) -> "Digest":
         """Digest of ``name`` under the process's secret ``key`` (32 bytes)."""
-        data = name.encode("utf-8", "surrogatepass")
+        return cls.of_bytes(name.encode("utf-8", "surrogatepass"), key)
+
+    @classmethod
+    def of_bytes(cls, data: bytes, key: bytes) -> "Digest":
         return cls(int.from_bytes(hashlib.blake2b(data, key=key, digest_size=8).digest()))
 
     def __str__(self) -> str:

@@ -3,7 +3,8 @@
 from typing import Any
 
 from kvtrio.core.types import FinishReason
-from kvtrio.serve.generation import Choice, Generation, Prefill
+from kvtrio.serve.choice import Choice, Prefill
+from kvtrio.serve.generation import Generation
 
 
 def timings(choice: Choice) -> dict[str, int | float]:

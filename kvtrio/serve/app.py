@@ -9,34 +9,38 @@ Rules that the traps of this HTTP stack taught (each has a test):
 """
 
 from collections.abc import Awaitable, Callable
-from contextlib import ExitStack
-from typing import Any, cast
+from typing import Any
 
-import trio
 from attrs import field, frozen
-from quart import Request, Response, request
+from quart import Response, request
 from quart_trio import QuartTrio
-from quart_trio.asgi import TrioASGIHTTPConnection
 
+from kvtrio.obs.families import Snapshot
+from kvtrio.obs.metrics import MIME_TYPE as METRICS_TYPE
+from kvtrio.obs.metrics import Metrics
 from kvtrio.serve import info, sse
+from kvtrio.serve.adapter_views import lora_adapter, lora_adapters, metric_labels
+from kvtrio.serve.adapters import Lease, Selection, scales_of
 from kvtrio.serve.answer import events, whole
 from kvtrio.serve.chat_answer import ChatDialect
+from kvtrio.serve.choice import Choice
+from kvtrio.serve.cleanup import ClosingConnection, cleanup
 from kvtrio.serve.dialect import Dialect, Origin
+from kvtrio.serve.epilogue import Epilogue
 from kvtrio.serve.errors import NO_SLOT, ApiError
-from kvtrio.serve.generation import Generation
-from kvtrio.serve.guards import install_guards
+from kvtrio.serve.generation import Generation, Listener
+from kvtrio.serve.guards import given_key, install_guards
 from kvtrio.serve.info import PlaceSettings
 from kvtrio.serve.job import Job
+from kvtrio.serve.keeping import Asker
 from kvtrio.serve.native_answer import NativeDialect
 from kvtrio.serve.prepare import Preparer
 from kvtrio.serve.replies import install_error_handlers, json_reply, raw_json_reply
+from kvtrio.serve.schema import LoadAdapterBody, LoraList, UnloadAdapterBody, parse_whole
 from kvtrio.serve.services import Services
 from kvtrio.serve.shown_settings import short_settings
 from kvtrio.serve.text_answer import TextDialect
 from kvtrio.serve.texts import Texts
-
-CLEANUP = "kvtrio.cleanup"
-"""Key in the ASGI scope: an ExitStack that is closed when the request is over."""
 
 
 @frozen
@@ -59,30 +63,14 @@ ROUTES = (
     Route("GET", ("/models", "/v1/models"), "models"),
     Route("GET", ("/props", "/v1/props"), "props"),
     Route("GET", ("/slots", "/v1/slots"), "slots"),
+    Route("GET", ("/lora-adapters", "/v1/lora-adapters"), "lora_adapters"),
+    Route("POST", ("/lora-adapters", "/v1/lora-adapters"), "set_lora_adapters"),
+    Route("POST", ("/v1/load_lora_adapter",), "load_lora_adapter"),
+    Route("POST", ("/v1/unload_lora_adapter",), "unload_lora_adapter"),
+    Route("GET", ("/metrics", "/v1/metrics"), "metrics"),
     Route("GET", ("/health", "/v1/health"), "health"),
     Route("GET", ("/",), "root"),
 )
-
-
-def cleanup(request: Request) -> ExitStack:
-    stack = cast(dict[str, Any], request.scope)[CLEANUP]
-    assert isinstance(stack, ExitStack)
-    return stack
-
-
-class ClosingConnection(TrioASGIHTTPConnection):
-    """A request that cleans up after itself.
-
-    The streaming generator closes its generation too, and sooner; but one that was never started,
-    since the client left before the first byte, runs no ``finally``.
-    """
-
-    async def handle_request(  # type: ignore[override]  # quart-trio's own has a nursery too
-        self, nursery: trio.Nursery, request: Request, send: Any
-    ) -> None:
-        with ExitStack() as stack:
-            cast(dict[str, Any], request.scope)[CLEANUP] = stack
-            await super().handle_request(nursery, request, send)
 
 
 @frozen(eq=False)
@@ -92,7 +80,9 @@ class Api:
     services: Services
     preparer: Preparer
     texts: Texts
+    epilogue: Epilogue
     shown: PlaceSettings = field(factory=dict)
+    shown_metrics: Metrics = field(factory=Metrics)
 
     # --- completions ---
 
@@ -107,31 +97,77 @@ class Api:
 
     async def _complete(
         self,
-        prepare: Callable[[bytes, int], Job],
+        prepare: Callable[[bytes, Asker], Job],
         make_dialect: Callable[[Generation, Origin], Dialect],
     ) -> Response:
         settings = self.services.settings
-        job = await self.services.offload.run(prepare, await _body(), settings.new_seed())
-        generation = Generation.start(self.services.engine, job, settings.n_ctx, self._note)
+        api_key = given_key(request.headers) if settings.api_keys else None
+        asker = Asker(api_key, settings.new_seed())
+        job = await self.services.offload.run(prepare, await _body(), asker)
+        # From here to the engine nothing waits: what is resolved is what is admitted.
+        selection = self.services.loader.adapters.select(job.lora, job.model_name)
+        job, lease = job.admitted(selection), self._hold(selection)
+        generation = Generation.start(
+            self.services.engine, job, settings.n_ctx, self._listener(lease)
+        )
         cleanup(request).callback(generation.close)
-        dialect = make_dialect(generation, self._origin())
+        dialect = make_dialect(generation, self._origin(job))
         if not job.wants.stream:
             return raw_json_reply(await whole(generation, dialect, self.services.offload))
         heartbeat_s = job.wants.heartbeat_s or settings.heartbeat_s
         stream = events(generation, dialect, heartbeat_s)
         return Response(stream, 200, sse.HEADERS, content_type=sse.MIME_TYPE)
 
-    def _origin(self) -> Origin:
-        settings = self.services.settings
+    def _hold(self, selection: Selection) -> Lease:
+        lease = self.services.loader.adapters.hold(selection)
+        cleanup(request).callback(self.services.loader.release, lease)
+        return lease
+
+    def _listener(self, lease: Lease) -> Listener:
+        def on_start(place: int, job: Job) -> None:
+            lease.is_running = True
+            self.shown[place] = short_settings(job)
+
+        async def on_end(choice: Choice) -> None:
+            await self.services.offload.run(self.epilogue.conclude, choice)
+
+        return Listener(on_start=on_start, on_end=on_end, on_leave=self.epilogue.leave)
+
+    def _origin(self, job: Job) -> Origin:
+        settings, model, name = self.services.settings, self.services.model, job.model_name
+        is_adapter = name is not None and self.services.loader.adapters.find(name) is not None
         return Origin(
             id=settings.new_id(),
             created=int(settings.clock()),
-            model=self.services.model,
+            model=model,
+            model_name=name if name is not None and is_adapter else model.alias,
             n_ctx=settings.n_ctx,
         )
 
-    def _note(self, place: int, job: Job) -> None:
-        self.shown[place] = short_settings(job)
+    # --- adapters ---
+
+    async def lora_adapters(self) -> Response:
+        services = self.services
+        return json_reply(lora_adapters(services.loader, services.model.tokenizer))
+
+    async def set_lora_adapters(self) -> Response:
+        entries = await self._parsed(LoraList)
+        self.services.loader.set_scales(scales_of((each.id, each.scale) for each in entries))
+        return json_reply({"success": True})
+
+    async def load_lora_adapter(self) -> Response:
+        body, services = await self._parsed(LoadAdapterBody), self.services
+        adapter = await services.loader.load(body.lora_name, body.lora_path)
+        shown = lora_adapter(adapter, services.loader, services.model.tokenizer)
+        return json_reply({"success": True, **shown})
+
+    async def unload_lora_adapter(self) -> Response:
+        body = await self._parsed(UnloadAdapterBody)
+        await self.services.loader.unload(body.lora_name)
+        return json_reply({"success": True})
+
+    async def _parsed(self, kind: Any) -> Any:
+        return await self.services.offload.run(parse_whole, await _body(), kind)
 
     # --- texts ---
 
@@ -156,7 +192,8 @@ class Api:
         return json_reply(info.root(self.services.model))
 
     async def models(self) -> Response:
-        return json_reply(info.models(self.services.model, self.services.settings))
+        services = self.services
+        return json_reply(info.models(services.model, services.settings, services.loader.adapters))
 
     async def props(self) -> Response:
         return json_reply(info.props(self.services.model, self.services.settings))
@@ -169,10 +206,33 @@ class Api:
             raise ApiError(NO_SLOT)
         return json_reply(info.slots(statistics, self.services.settings, self.shown))
 
+    async def metrics(self) -> Response:
+        services, adapters = self.services, self.services.loader.adapters
+        snapshot = Snapshot(
+            tally=services.tally,
+            statistics=services.engine.statistics(),
+            block_size=services.settings.block_size,
+            model=services.model.alias,
+            adapters=metric_labels(adapters),
+            max_adapters=adapters.max_adapters,
+            now_s=services.settings.clock(),
+        )
+        return Response(self.shown_metrics.render(snapshot), 200, content_type=METRICS_TYPE)
+
 
 async def _body() -> bytes:
     """Return the body whatever its content type says; quart's limits raise."""
     return await request.get_data(cache=False, as_text=False, parse_form_data=False)
+
+
+def _api(services: Services) -> Api:
+    model, settings = services.model, services.settings
+    return Api(
+        services,
+        Preparer(model, settings, services.recall),
+        Texts(model, settings),
+        Epilogue(services.recall, model.tokenizer, services.emit),
+    )
 
 
 def create_app(services: Services) -> QuartTrio:
@@ -188,9 +248,9 @@ def create_app(services: Services) -> QuartTrio:
     app.url_map.merge_slashes = app.url_map.strict_slashes = False
     install_guards(app, settings.api_keys)
     install_error_handlers(app)
-    api = Api(services, Preparer(services.model, settings), Texts(services.model, settings))
+    api = _api(services)
     for route in ROUTES:
         handler: Callable[[], Awaitable[Response]] = getattr(api, route.handler)
         for path in route.paths:
-            app.add_url_rule(path, path, handler, methods=[route.method])
+            app.add_url_rule(path, f"{route.method} {path}", handler, methods=[route.method])
     return app

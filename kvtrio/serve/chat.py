@@ -15,13 +15,14 @@ from kvtrio.serve.errors import (
     WRONG_VALUE,
     ApiError,
 )
+from kvtrio.serve.outline import Outline
 from kvtrio.serve.schema import MAX_NAME_CHARS, ChatBody
 from kvtrio.serve.served import ServedModel
 
 Message = dict[str, Any]
 
 
-def chat_prompt(body: ChatBody, model: ServedModel, now: float) -> str:
+def chat_outline(body: ChatBody, model: ServedModel, now: float) -> Outline:
     """Return the rendered conversation; ``now``: Unix time, for templates that print a date.
 
     An assistant message at the end is continued: it is appended to the prompt as it stands.
@@ -38,7 +39,7 @@ def chat_prompt(body: ChatBody, model: ServedModel, now: float) -> str:
         variables=_variables(body),
         now=datetime.fromtimestamp(now),
     )
-    return _rendered(request, model) + (prefill or "")
+    return Outline(_rendered(request, model) + (prefill or ""), model.template, request)
 
 
 def _rendered(request: RenderRequest, model: ServedModel) -> str:

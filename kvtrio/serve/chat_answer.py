@@ -7,8 +7,10 @@ from attrs import define, field
 from kvtrio.core.batch import Sampled
 from kvtrio.serve import sse
 from kvtrio.serve.accounts import finish_reason, prompt_progress, timings, usage
+from kvtrio.serve.cache_answer import ending
+from kvtrio.serve.choice import Choice, Delta, End, Prefill, Tokens
 from kvtrio.serve.dialect import Origin, Payload
-from kvtrio.serve.generation import Choice, Delta, End, Generation, Prefill, Tokens
+from kvtrio.serve.generation import Generation
 from kvtrio.serve.probabilities import entries
 
 ROLE: Payload = {"role": "assistant", "content": None}
@@ -60,7 +62,7 @@ class ChatDialect:
     def _totals(self) -> Payload:
         return {
             "usage": usage(self.generation),
-            "timings": timings(self.generation.in_order[0]),
+            **ending(self.generation.in_order[0]),
         }
 
     def _role(self, choice: Choice) -> list[Payload]:
@@ -86,7 +88,7 @@ class ChatDialect:
         self._num_ended += 1
         is_last = self._num_ended == self.generation.job.num_answers
         has_totals = is_last and not choice.job.wants.include_usage
-        chunk = self._chunk(choice, {}, **({"timings": timings(choice)} if has_totals else {}))
+        chunk = self._chunk(choice, {}, **(ending(choice) if has_totals else {}))
         chunk["choices"][0]["finish_reason"] = finish_reason(choice)
         return chunk
 

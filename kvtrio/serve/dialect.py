@@ -5,7 +5,7 @@ from typing import Any, Protocol
 from attrs import frozen
 
 from kvtrio import __version__
-from kvtrio.serve.generation import Delta
+from kvtrio.serve.choice import Delta
 from kvtrio.serve.served import ServedModel
 
 Payload = dict[str, Any]
@@ -43,6 +43,8 @@ class Origin:
     created: int
     """Unix time, seconds."""
     model: ServedModel
+    model_name: str
+    """What the answer calls the model: its own name, or that of the adapter that was asked for."""
     n_ctx: int
 
     def envelope(self, kind: str) -> Payload:
@@ -51,6 +53,6 @@ class Origin:
             "id": f"chatcmpl-{self.id}",
             "object": kind,
             "created": self.created,
-            "model": self.model.alias,
+            "model": self.model_name,
             "system_fingerprint": BUILD,
         }

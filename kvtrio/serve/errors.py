@@ -2,7 +2,8 @@
 
 An entry has a name that never changes, a status, llama-server's ``type`` and a fixed text. Only
 numbers and names of ours (fields, limits) are ever filled in: no error can carry a user's words, a
-file name or an exception's text.
+file name or an exception's text. One exception: whoever loads an adapter is told what is wrong with
+it, in the reader's words, which may name tensors of that file.
 """
 
 from typing import Any
@@ -67,6 +68,34 @@ CONFLICT = ErrorSpec(
     "conflict", 400, INVALID, "Field '{param}': does not go together with '{other}'"
 )
 NEEDS = ErrorSpec("needs_field", 400, INVALID, "Field '{param}': needs '{other}'")
+UNKNOWN_ADAPTER = ErrorSpec("unknown_adapter", 400, INVALID, "Field '{param}': no such adapter id")
+REPEATED_ADAPTER = ErrorSpec(
+    "repeated_adapter", 400, INVALID, "Field '{param}': an adapter id is there twice"
+)
+ADAPTER_REFUSED = ErrorSpec("adapter_refused", 400, INVALID, "Field '{param}': {expected}")
+NO_ADAPTER_ROOM = ErrorSpec(
+    "no_adapter_room",
+    400,
+    INVALID,
+    "Field '{param}': the adapter does not fit into memory, or not to this model",
+)
+ADAPTERS_FULL = ErrorSpec(
+    "adapters_full", 400, INVALID, "there are {limit} adapters already; unload one"
+)
+ADAPTERS_TOO_LARGE = ErrorSpec(
+    "adapters_too_large", 400, INVALID, "all adapters together may take {limit} bytes at most"
+)
+TAKEN_NAME = ErrorSpec("taken_name", 400, INVALID, "Field '{param}': this is the model's own name")
+NO_ADAPTER = ErrorSpec("no_adapter", 404, "not_found_error", "Field '{param}': no such adapter")
+NO_ADAPTER_DIR = ErrorSpec(
+    "no_adapter_dir",
+    501,
+    UNSUPPORTED,
+    "this server loads no adapters at run time; start it with --lora-dir to permit it",
+)
+UNKNOWN_PURPOSE = ErrorSpec(
+    "unknown_purpose", 400, INVALID, "Field '{param}': not one of this server's; /props lists them"
+)
 EMPTY_PROMPT = ErrorSpec("empty_prompt", 400, INVALID, "the prompt is empty")
 # Three clients recognise an overflow by three different substrings of this text.
 CONTEXT_SIZE = ErrorSpec(

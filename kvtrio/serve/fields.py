@@ -55,12 +55,10 @@ REFUSED: Mapping[str, tuple[object, ...]] = {
     "image_data": (),
     "audio": (),
     "modalities": (["text"],),
-    "lora": (),
 }
 """Field -> values besides null, false, 0 and emptiness that mean "not used"."""
 
 IGNORED: Mapping[str, str] = {
-    "model": "one model is served; its name is in every answer",
     "user": "who asks makes no difference; nothing of it is kept",
     "safety_identifier": "as user",
     "metadata": "nothing is stored",
@@ -68,9 +66,7 @@ IGNORED: Mapping[str, str] = {
     "service_tier": "there is one",
     "prompt_cache_key": "reuse is decided by the tokens alone",
     "prompt_cache_retention": "as prompt_cache_key",
-    "cache_salt": "nothing is shared between requests yet",
-    "cache_prompt": "nothing is reused between requests yet",
-    "n_cache_reuse": "as cache_prompt",
+    "n_cache_reuse": "would shift state to other positions: never exact",
     "prediction": "would only be faster",
     "parallel_tool_calls": "without tools it has no meaning",
     "tool_choice": "without tools it has no meaning",
@@ -98,7 +94,6 @@ IGNORED: Mapping[str, str] = {
     "thinking_budget_tokens": "as reasoning_format",
     "verbose": "debugging output is never part of an answer",
     "skip_special_tokens": "control tokens have no text",
-    "kvtrio": "no setting of ours exists yet",
 }
 """Field -> why it can be left out."""
 

@@ -3,16 +3,15 @@
 The one source of every answer; the dialects turn its deltas into frames, or its end into a body.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable
 
 import trio
 from attrs import define, field, frozen
 
-from kvtrio.core.batch import Sampled
 from kvtrio.core.events import Finished, Output, Progress, Rejected, Started, Submit, TokenOut
 from kvtrio.core.types import FinishReason, RejectReason, RequestId
 from kvtrio.engine import Engine, EngineStopped, HandleGroup, Refused
-from kvtrio.model.matcher import TextMatcher
+from kvtrio.serve.choice import Choice, Delta, End, Prefill, Tokens
 from kvtrio.serve.errors import (
     CONTEXT_SIZE,
     DRAINING,
@@ -27,80 +26,16 @@ MAX_TOGETHER = 64
 """Tokens in one delta."""
 
 
-@define(eq=False, kw_only=True)
-class Choice:
-    """One of a job's answers and its account so far. Times in seconds of trio's clock."""
+@frozen(kw_only=True)
+class Listener:
+    """Who is told what becomes of a generation's choices."""
 
-    index: int
-    job: Job
-    matcher: TextMatcher
-    num_prompt_tokens: int
-    place: int | None = None
-    started_s: float | None = None
-    first_token_s: float | None = None
-    now_s: float = 0.0
-    """When it was last heard of."""
-    num_cached_tokens: int = 0
-    num_processed_tokens: int = 0
-    """Of the prompt: cached and computed."""
-    num_generated_tokens: int = 0
-    has_new_line: bool = False
-    sampled: list[Sampled] = field(factory=list)
-    """All tokens, for a plain answer; a stream has sent them on."""
-    texts: list[str] = field(factory=list)
-    """The same of the text."""
-    finished: Finished | None = None
-
-    @property
-    def prompt_index(self) -> int:
-        return self.index // self.job.n
-
-    @property
-    def text(self) -> str:
-        return "".join(self.texts)
-
-    def add(self, sampled: Sequence[Sampled], text: str) -> None:
-        """Count what became ready, and keep it if it is not sent on at once."""
-        self.num_generated_tokens += len(sampled)
-        self.has_new_line = self.has_new_line or "\n" in text
-        if not self.job.wants.stream:
-            self.sampled += sampled
-            self.texts.append(text)
-
-    @property
-    def is_silent(self) -> bool:
-        """The caller wants the prompt to be read and nothing written. The engine has to sample to
-        be done with a prompt; that token is dropped here."""
-        return self.job.max_new_tokens == 0
-
-
-@frozen
-class Prefill:
-    """So much of the prompt is done, ``time_s`` seconds after the request left the queue."""
-
-    choice: Choice
-    num_processed_tokens: int
-    time_s: float
-
-
-@frozen
-class Tokens:
-    """Tokens that were ready together, and the text that they made ready."""
-
-    choice: Choice
-    sampled: tuple[Sampled, ...]
-    text: str
-
-
-@frozen
-class End:
-    """The choice is complete; ``text`` was held back until now."""
-
-    choice: Choice
-    text: str
-
-
-Delta = Prefill | Tokens | End
+    on_start: Callable[[int, Job], None]
+    """A request entered this place."""
+    on_end: Callable[[Choice], Awaitable[None]]
+    """The choice is complete; what it tells waits for this."""
+    on_leave: Callable[[Choice], None]
+    """The reader is done with it, complete or not."""
 
 
 @define(eq=False)
@@ -110,16 +45,12 @@ class Generation:
     job: Job
     choices: dict[RequestId, Choice]
     _group: HandleGroup
-    _on_start: Callable[[int, Job], None]
+    _listener: Listener
+    _is_closed: bool = field(init=False, default=False)
 
     @classmethod
-    def start(
-        cls, engine: Engine, job: Job, n_ctx: int, on_start: Callable[[int, Job], None]
-    ) -> "Generation":
-        """Hand the job's requests to the engine; raises ``ApiError`` if it refuses any.
-
-        ``on_start`` is told the place whenever a request enters one.
-        """
+    def start(cls, engine: Engine, job: Job, n_ctx: int, listener: Listener) -> "Generation":
+        """Hand the job's requests to the engine; raises ``ApiError`` if it refuses any."""
         submits = [_submit(engine.new_id(), job, index, n_ctx) for index in range(job.num_answers)]
         try:
             group = engine.submit_all(submits)
@@ -133,10 +64,11 @@ class Generation:
                 job=job,
                 matcher=job.matchers[index],
                 num_prompt_tokens=len(submit.token_ids),
+                encoded=job.encoded[index // job.n],
             )
             for index, submit in enumerate(submits)
         }
-        return cls(job, choices, group, on_start)
+        return cls(job, choices, group, listener)
 
     @property
     def in_order(self) -> tuple[Choice, ...]:
@@ -148,16 +80,24 @@ class Generation:
 
     async def read(self, deadline_s: float) -> list[Delta]:
         """Wait for news; empty at the deadline. Raises ``ApiError`` if the engine has gone."""
+        deltas: list[Delta] = []
         with trio.move_on_at(deadline_s):
             try:
-                return self._advance(await anext(self._group), trio.current_time())
+                deltas = self._advance(await anext(self._group), trio.current_time())
             except EngineStopped:
                 raise ApiError(STOPPED) from None
-        return []
+        for delta in deltas:
+            if isinstance(delta, End):
+                await self._listener.on_end(delta.choice)
+        return deltas
 
     def close(self) -> None:
         """Forget the answers; what still runs is aborted. Idempotent."""
         self._group.close()
+        if not self._is_closed:
+            self._is_closed = True
+            for choice in self.choices.values():
+                self._listener.on_leave(choice)
 
     def _advance(self, outputs: tuple[Output, ...], now: float) -> list[Delta]:
         by_request: dict[RequestId, list[Output]] = {}
@@ -175,7 +115,7 @@ class Generation:
         for output in outputs:
             if isinstance(output, Started):
                 choice.place, choice.started_s = output.place, output.started_s
-                self._on_start(output.place, self.job)
+                self._listener.on_start(output.place, self.job)
             elif isinstance(output, Progress):
                 deltas += _prefill(choice, output)
         tokens = [output for output in outputs if isinstance(output, TokenOut)]
@@ -187,15 +127,23 @@ class Generation:
 
 
 def _submit(request_id: RequestId, job: Job, index: int, n_ctx: int) -> Submit:
-    wanted = job.max_new_tokens
+    wanted, keeping, prompt_index = job.max_new_tokens, job.keeping, index // job.n
     return Submit(
         request_id=request_id,
-        token_ids=job.prompts[index // job.n],
+        token_ids=job.prompts[prompt_index],
         max_new_tokens=None if wanted is None else max(1, min(wanted, n_ctx)),
         sampling=job.sampling_of(index),
         matcher=job.matchers[index],
         eos_ids=job.eos_ids,
         place=job.place,
+        namespace=keeping.namespace,
+        segments=job.segments[prompt_index],
+        reuse=keeping.reuse,
+        retain=keeping.retain,
+        retain_s=keeping.retain_s,
+        session=keeping.session,
+        purpose=keeping.purpose,
+        num_recalled_tokens=job.num_recalled_of(index),
     )
 
 

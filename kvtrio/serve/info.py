@@ -5,6 +5,8 @@ from typing import Any
 from kvtrio import __version__
 from kvtrio.core.machine import CoreStatistics
 from kvtrio.core.places import PlaceView
+from kvtrio.serve.adapter_views import model_entries
+from kvtrio.serve.adapters import Adapters
 from kvtrio.serve.dialect import BUILD
 from kvtrio.serve.served import ServedModel
 from kvtrio.serve.services import ServeSettings
@@ -24,7 +26,7 @@ def root(model: ServedModel) -> dict[str, Any]:
     }
 
 
-def models(model: ServedModel, settings: ServeSettings) -> dict[str, Any]:
+def models(model: ServedModel, settings: ServeSettings, adapters: Adapters) -> dict[str, Any]:
     """GET /v1/models: Ollama's list and OpenAI's; ``max_model_len`` is what vLLM's clients read."""
     listed = {
         "name": model.alias,
@@ -66,7 +68,8 @@ def models(model: ServedModel, settings: ServeSettings) -> dict[str, Any]:
             "ftype": model.ftype,
         },
     }
-    return {"models": [listed], "object": "list", "data": [data]}
+    data_list = [data, *model_entries(adapters, data)]
+    return {"models": [listed], "object": "list", "data": data_list}
 
 
 def props(model: ServedModel, settings: ServeSettings) -> dict[str, Any]:
@@ -84,7 +87,7 @@ def props(model: ServedModel, settings: ServeSettings) -> dict[str, Any]:
         "media_marker": "",
         "endpoint_slots": True,
         "endpoint_props": False,
-        "endpoint_metrics": False,
+        "endpoint_metrics": True,
         "ui": False,
         "ui_settings": {},
         "chat_template": model.template.source,
@@ -94,7 +97,11 @@ def props(model: ServedModel, settings: ServeSettings) -> dict[str, Any]:
         "build_info": BUILD,
         "is_sleeping": False,
         "cors_proxy_enabled": False,
-        "kvtrio": {"chat_template_name": model.template.name, "note": model.template_note},
+        "kvtrio": {
+            "chat_template_name": model.template.name,
+            "note": model.template_note,
+            "purposes": list(settings.purposes),
+        },
     }
 
 
@@ -117,6 +124,18 @@ def _slot(view: PlaceView, settings: ServeSettings, shown: PlaceSettings) -> dic
     return {**slot, **_counts(view), "params": shown[view.place]}
 
 
+def _last(view: PlaceView) -> dict[str, int]:
+    """What the place held last, busy or not. State itself is no place's: it is found wherever it
+    is."""
+    num_tokens = view.num_prompt_tokens + view.num_generated_tokens
+    return {
+        "n_prompt_tokens": view.num_prompt_tokens,
+        "n_prompt_tokens_cache": view.num_cached_tokens,
+        "n_decoded": view.num_generated_tokens,
+        "n_past": min(view.num_computed_tokens, num_tokens),
+    }
+
+
 def _counts(view: PlaceView) -> dict[str, Any]:
     is_busy, limit = view.is_processing, view.max_new_tokens
     processed = min(view.num_computed_tokens, view.num_prompt_tokens) - view.num_cached_tokens
@@ -126,6 +145,7 @@ def _counts(view: PlaceView) -> dict[str, Any]:
         "n_prompt_tokens": view.num_prompt_tokens + view.num_generated_tokens,
         "n_prompt_tokens_processed": processed if is_busy else 0,
         "n_prompt_tokens_cache": view.num_cached_tokens if is_busy else 0,
+        "kvtrio": {"last": _last(view)},
         "next_token": [
             {
                 "has_next_token": is_busy,

@@ -1,9 +1,15 @@
-"""A request after all checks: what to compute and what to tell. Nothing here can fail any more."""
+"""A request after all checks: what to compute and what to tell. Nothing here can fail any more, but
+for the adapters: which there are is looked up at admission."""
 
-from attrs import evolve, frozen
+from attrs import evolve, field, frozen
 
+from kvtrio.core.identity import Segment
 from kvtrio.core.sampling import SamplingParams
+from kvtrio.core.types import Retain
 from kvtrio.model.matcher import TextMatcher
+from kvtrio.model.recall import Encoded
+from kvtrio.serve.adapters import Scales, Selection
+from kvtrio.serve.outline import Outline
 
 
 @frozen(kw_only=True)
@@ -18,6 +24,18 @@ class Wants:
     heartbeat_s: float | None = None
     """None: the server's own."""
     response_fields: tuple[str, ...] = ()
+
+
+@frozen(kw_only=True)
+class Keeping:
+    """Whose state it is, what of it may be used, and what becomes of it."""
+
+    namespace: bytes = b""
+    reuse: bool = True
+    retain: Retain = Retain.NORMAL
+    retain_s: float = 0.0
+    session: bytes | None = None
+    purpose: int | None = None
 
 
 @frozen(kw_only=True)
@@ -42,10 +60,32 @@ class Job:
     wants: Wants
     prompt_texts: tuple[str, ...] = ()
     """The prompts as text, special tokens visible, for answers that repeat them."""
+    keeping: Keeping = field(factory=Keeping)
+    encoded: tuple[Encoded | None, ...] = ()
+    """How each prompt that is one text was encoded, to remember its answers."""
+    outline: Outline | None = None
+    """Of a prompt made of messages."""
+    lora: Scales | None = None
+    """What the request says of adapters."""
+    model_name: str | None = None
+    selection: Selection = field(factory=Selection)
+    """What it gets; see ``admitted``."""
+    segments: tuple[tuple[Segment, ...], ...] = ()
+    """Of each prompt."""
 
     @property
     def num_answers(self) -> int:
         return len(self.prompts) * self.n
+
+    def admitted(self, selection: Selection) -> "Job":
+        """The job under the adapters that are its from now on."""
+        segments = tuple(selection.segments(prompt) for prompt in self.prompts)
+        return evolve(self, selection=selection, segments=segments)
+
+    def num_recalled_of(self, index: int) -> int:
+        """Of the prompt of answer ``index``: tokens that kept their generated ids."""
+        encoded = self.encoded[index // self.n]
+        return encoded.num_recalled_tokens if encoded is not None else 0
 
     def sampling_of(self, index: int) -> SamplingParams:
         """Answer ``index``'s settings: the answers to one prompt have seeds one apart, and a chosen

@@ -6,8 +6,10 @@ from attrs import frozen
 
 from kvtrio.core.batch import Sampled
 from kvtrio.serve.accounts import is_truncated, prompt_progress, stop_type, timings
+from kvtrio.serve.cache_answer import ending
+from kvtrio.serve.choice import Choice, Delta, End, Prefill, Tokens
 from kvtrio.serve.dialect import Origin, Payload
-from kvtrio.serve.generation import Choice, Delta, End, Generation, Prefill, Tokens
+from kvtrio.serve.generation import Generation
 from kvtrio.serve.probabilities import entries
 from kvtrio.serve.shown_settings import full_settings
 
@@ -66,7 +68,7 @@ class NativeDialect:
         final = {
             **self._content(choice, is_stream),
             "stop": True,
-            "model": self.origin.model.alias,
+            "model": self.origin.model_name,
             "tokens_predicted": choice.num_generated_tokens,
             "tokens_evaluated": choice.num_prompt_tokens,
             "generation_settings": full_settings(choice.job),
@@ -77,7 +79,7 @@ class NativeDialect:
             "stopping_word": choice.matcher.stop_word or "",
             # What the place holds; the last token was sampled but never computed.
             "tokens_cached": choice.num_prompt_tokens + max(choice.num_generated_tokens - 1, 0),
-            "timings": timings(choice),
+            **ending(choice),
         }
         fields = choice.job.wants.response_fields
         return _picked(final, fields) if fields else final

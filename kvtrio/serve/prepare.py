@@ -3,10 +3,13 @@
 from attrs import evolve, frozen
 
 from kvtrio.model.matcher import TextMatcher
-from kvtrio.serve.chat import chat_prompt
+from kvtrio.model.recall import Recall
+from kvtrio.serve.adapters import scales_of
+from kvtrio.serve.chat import chat_outline
 from kvtrio.serve.errors import NEEDS, OUT_OF_RANGE, TOO_MANY_CELLS, ApiError
-from kvtrio.serve.job import Job, Wants
-from kvtrio.serve.prompts import TokenIds, encode, prompt_token_ids
+from kvtrio.serve.job import Job, Keeping, Wants
+from kvtrio.serve.keeping import Asker, keeping
+from kvtrio.serve.prompts import Prompt, Reader, TokenIds, read_prompts
 from kvtrio.serve.sampling import (
     is_seeded,
     max_new_tokens,
@@ -33,35 +36,44 @@ class Preparer:
 
     model: ServedModel
     settings: ServeSettings
+    recall: Recall | None
 
-    def native(self, raw: bytes, seed: int) -> Job:
-        """POST /completion. ``seed`` is for a request without one, here and below."""
+    def native(self, raw: bytes, asker: Asker) -> Job:
+        """POST /completion."""
         body = parse(raw, NativeBody)
-        prompts = prompt_token_ids(body.prompt, self.model.tokenizer)
+        kept = keeping(body, asker, self.settings)
+        prompts = read_prompts(body.prompt, self._reader(kept))
         num_probs = body.n_probs or body.logprobs or None
-        job = self._job(body, prompts, num_probs, seed)
+        job = self._job(body, prompts, num_probs, asker.seed)
         wants = evolve(job.wants, response_fields=tuple(body.response_fields or ()))
-        texts = tuple(self.model.tokenizer.decode(ids) for ids in prompts)
-        return evolve(job, wants=wants, prompt_texts=texts)
+        texts = tuple(self.model.tokenizer.decode(prompt.ids) for prompt in prompts)
+        return evolve(job, wants=wants, prompt_texts=texts, keeping=kept)
 
-    def text(self, raw: bytes, seed: int) -> Job:
+    def text(self, raw: bytes, asker: Asker) -> Job:
         """POST /v1/completions. ``logprobs: 0`` tells the chosen tokens' own."""
         body = parse(raw, TextBody)
-        prompts = prompt_token_ids(body.prompt, self.model.tokenizer)
-        return self._job(body, prompts, body.n_probs or body.logprobs, seed)
+        kept = keeping(body, asker, self.settings)
+        prompts = read_prompts(body.prompt, self._reader(kept))
+        job = self._job(body, prompts, body.n_probs or body.logprobs, asker.seed)
+        return evolve(job, keeping=kept)
 
-    def chat(self, raw: bytes, seed: int) -> Job:
+    def chat(self, raw: bytes, asker: Asker) -> Job:
         """POST /v1/chat/completions."""
         body = parse(raw, ChatBody)
-        num_probs = _num_chat_logprobs(body)
-        prompt = chat_prompt(body, self.model, self.settings.clock())
-        ids = encode(prompt, self.model.tokenizer, "messages", add_special=True, parse_special=True)
-        return evolve(self._job(body, (tuple(ids),), num_probs, seed), prompt_field="messages")
+        kept, num_probs = keeping(body, asker, self.settings), _num_chat_logprobs(body)
+        outline = chat_outline(body, self.model, self.settings.clock())
+        prompt = self._reader(kept).whole(outline.text, "messages")
+        job = self._job(body, (prompt,), num_probs, asker.seed)
+        return evolve(job, prompt_field="messages", keeping=kept, outline=outline)
+
+    def _reader(self, kept: Keeping) -> Reader:
+        recall = self.recall if kept.reuse else None
+        return Reader(self.model.tokenizer, recall, kept.namespace)
 
     def _job(
-        self, body: GenerationBody, prompts: tuple[TokenIds, ...], num_probs: int | None, seed: int
+        self, body: GenerationBody, read: tuple[Prompt, ...], num_probs: int | None, seed: int
     ) -> Job:
-        tokenizer = self.model.tokenizer
+        tokenizer, prompts = self.model.tokenizer, tuple(prompt.ids for prompt in read)
         sampling = sampling_params(body, self.settings.sampling, tokenizer, seed)
         n, stops = self._checked_n(body), stop_strings(body)
         self._check_cells(body, prompts, n, num_probs)
@@ -78,6 +90,9 @@ class Preparer:
             matchers=tuple(TextMatcher(tokenizer, stops) for _ in range(len(prompts) * n)),
             place=self._checked_place(body),
             wants=_wants(body),
+            encoded=tuple(prompt.encoded for prompt in read),
+            lora=None if body.lora is None else scales_of((e.id, e.scale) for e in body.lora),
+            model_name=body.model,
         )
 
     def _check_cells(

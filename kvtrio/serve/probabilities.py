@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from kvtrio.core.batch import Sampled
-from kvtrio.serve.generation import Choice
+from kvtrio.serve.choice import Choice
 from kvtrio.serve.served import TextTokenizer
 
 LOWEST = -3.4028234663852886e38

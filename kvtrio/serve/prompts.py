@@ -2,6 +2,9 @@
 
 from typing import Any
 
+from attrs import frozen
+
+from kvtrio.model.recall import Encoded, Recall
 from kvtrio.model.tokenizer import MAX_TEXT_CHARS, TextTooLong
 from kvtrio.serve.errors import (
     EMPTY_PROMPT,
@@ -20,7 +23,35 @@ TokenIds = tuple[int, ...]
 SHAPES = "expected text, token ids, or a list of prompts"
 
 
-def prompt_token_ids(prompt: Any, tokenizer: TextTokenizer) -> tuple[TokenIds, ...]:
+@frozen(eq=False)
+class Prompt:
+    """A prompt's ids; ``encoded`` if it was one text whose answers are to be remembered."""
+
+    ids: TokenIds
+    encoded: Encoded | None = None
+
+
+@frozen
+class Reader:
+    """Reads the texts of one request. Without ``recall`` every text is encoded as it comes."""
+
+    tokenizer: TextTokenizer
+    recall: Recall | None
+    namespace: bytes
+
+    def whole(self, text: str, field: str) -> Prompt:
+        """Read a whole prompt: with the start token the model wants, special tokens parsed."""
+        if self.recall is None:
+            special = {"add_special": True, "parse_special": True}
+            return Prompt(tuple(encode(text, self.tokenizer, field, **special)))
+        try:
+            encoded = self.recall.encode(self.namespace, text)
+        except TextTooLong:
+            raise ApiError(TEXT_TOO_LONG, field, limit=MAX_TEXT_CHARS) from None
+        return Prompt(encoded.ids, encoded)
+
+
+def read_prompts(prompt: Any, reader: Reader) -> tuple[Prompt, ...]:
     """Return one or more prompts; raises ``ApiError``.
 
     A string, a list of ids, a list of ids and strings mixed, or ``{"prompt_string": ...}`` is one
@@ -29,15 +60,15 @@ def prompt_token_ids(prompt: Any, tokenizer: TextTokenizer) -> tuple[TokenIds, .
     if prompt is None:
         raise ApiError(MISSING, "prompt")
     if not isinstance(prompt, list) or any(type(part) is int for part in prompt):
-        return (_one(prompt, tokenizer),)
+        return (_one(prompt, reader),)
     if not prompt:
         raise ApiError(EMPTY_PROMPT)
     if len(prompt) > MAX_PROMPTS:
         raise ApiError(TOO_MANY, "prompt", limit=MAX_PROMPTS)
-    return tuple(_one(each, tokenizer) for each in prompt)
+    return tuple(_one(each, reader) for each in prompt)
 
 
-def _one(prompt: Any, tokenizer: TextTokenizer) -> TokenIds:
+def _one(prompt: Any, reader: Reader) -> Prompt:
     match prompt:
         case {"prompt_string": str(text)}:
             if prompt.get("multimodal_data"):
@@ -49,10 +80,11 @@ def _one(prompt: Any, tokenizer: TextTokenizer) -> TokenIds:
             parts = prompt
         case _:
             raise ApiError(WRONG_VALUE, "prompt", expected=SHAPES)
-    ids = mixed_token_ids(parts, tokenizer, "prompt", add_special=True)
     if not any(parts) and not any(type(part) is int for part in parts):
         raise ApiError(EMPTY_PROMPT)
-    return tuple(ids)
+    if len(parts) == 1 and isinstance(parts[0], str):
+        return reader.whole(parts[0], "prompt")
+    return Prompt(tuple(mixed_token_ids(parts, reader.tokenizer, "prompt", add_special=True)))
 
 
 def mixed_token_ids(

@@ -7,7 +7,7 @@ rest follows in ``sampling``, ``prompts`` and ``chat``.
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta, Raw
@@ -28,6 +28,13 @@ MAX_BIAS_CHARS = 256
 MAX_PROMPTS = 64
 MAX_MESSAGES = 4096
 MAX_NAME_CHARS = 64
+MAX_SESSION_CHARS = 128
+MAX_PATH_CHARS = 1024
+MAX_SALT_CHARS = 256
+MAX_SCALE = 100.0
+"""Of an adapter, either sign; a negative one turns its effect round."""
+MAX_RETAIN_S = 86400.0
+MAX_LORA = 64
 
 T = TypeVar("T")
 Limit = Annotated[int, Meta(ge=-1)]
@@ -49,6 +56,26 @@ class StreamOptions(msgspec.Struct):
     include_usage: bool | None = None
 
 
+class Lora(msgspec.Struct):
+    """An adapter's scale, in a request and in POST /lora-adapters."""
+
+    id: Annotated[int, Meta(ge=0, le=2**31 - 1)]
+    scale: Annotated[float, Meta(ge=-MAX_SCALE, le=MAX_SCALE)] = 0.0
+    """llama-server's default, which means: not used."""
+
+
+LoraList = Annotated[list[Lora], Meta(max_length=MAX_LORA)]
+
+
+class Extension(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """``kvtrio``: what no other server has. An unknown member is an error: it would be ours."""
+
+    session: Annotated[str, Meta(max_length=MAX_SESSION_CHARS)] | None = None
+    purpose: Annotated[str, Meta(max_length=MAX_NAME_CHARS)] | None = None
+    retain: Literal["auxiliary", "normal", "pin"] | None = None
+    retain_s: Annotated[float, Meta(gt=0, le=MAX_RETAIN_S)] | None = None
+
+
 class GenerationBody(msgspec.Struct, kw_only=True):
     """Fields that all three completion routes share, in both dialects."""
 
@@ -61,8 +88,15 @@ class GenerationBody(msgspec.Struct, kw_only=True):
     best_of: Annotated[int, Meta(ge=1)] | None = None
     stop: Stop | None = None
     ignore_eos: bool | None = None
-    # where
+    # where, and with what
     id_slot: Small | None = None
+    model: str | None = None
+    """An adapter's name chooses it; every other name means the model that is served."""
+    lora: LoraList | None = None
+    cache_prompt: bool | None = None
+    cache_salt: Annotated[str, Meta(max_length=MAX_SALT_CHARS)] | None = None
+    """vLLM's: state is shared only among requests of one key with one salt."""
+    kvtrio: Extension | None = None
     # which token
     temperature: Annotated[float, Meta(ge=0, le=1000)] | None = None
     top_k: Small | None = None
@@ -128,6 +162,25 @@ class DetokenizeBody(msgspec.Struct, kw_only=True):
     """POST /detokenize."""
 
     tokens: list[int] | None = None
+
+
+class LoadAdapterBody(msgspec.Struct, kw_only=True):
+    """POST /v1/load_lora_adapter; vLLM's."""
+
+    lora_name: Annotated[str, Meta(min_length=1, max_length=MAX_NAME_CHARS)]
+    lora_path: Annotated[str, Meta(min_length=1, max_length=MAX_PATH_CHARS)]
+
+
+class UnloadAdapterBody(msgspec.Struct, kw_only=True):
+    """POST /v1/unload_lora_adapter; vLLM's."""
+
+    lora_name: Annotated[str, Meta(min_length=1, max_length=MAX_NAME_CHARS)]
+
+
+def parse_whole(body: bytes, kind: type[T]) -> T:
+    """Return a body that is no generation's; raises ``ApiError``."""
+    with _refusing():
+        return msgspec.json.decode(body, type=kind)
 
 
 def parse(body: bytes, kind: type[T]) -> T:

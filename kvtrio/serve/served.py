@@ -7,6 +7,7 @@ from attrs import frozen
 
 from kvtrio.model.spec import ModelSpec
 from kvtrio.model.template import ChatTemplate
+from kvtrio.model.tokenizer import Fragment
 
 
 class TextTokenizer(Protocol):
@@ -34,6 +35,13 @@ class TextTokenizer(Protocol):
     def token_bytes(self, token_id: int) -> bytes: ...
 
     def is_control(self, token_id: int) -> bool: ...
+
+    @property
+    def add_eos(self) -> bool: ...
+
+    def fragments(self, text: str, *, parse_special: bool) -> list[Fragment]: ...
+
+    def encode_fragment(self, fragment: Fragment) -> list[int]: ...
 
 
 @frozen(kw_only=True)

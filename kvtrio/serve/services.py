@@ -7,7 +7,14 @@ from attrs import field, frozen
 from kvtrio.core.sampling import SamplingParams
 from kvtrio.engine import Engine
 from kvtrio.engine.offload import Offload
+from kvtrio.model.recall import Recall
+from kvtrio.obs.identity import Sealer
+from kvtrio.obs.tally import Tally
+from kvtrio.serve.adapter_loading import AdapterLoader
 from kvtrio.serve.served import ServedModel
+
+PURPOSES = ("chat", "title", "recap", "probe", "tool")
+"""What a request may say it is for, unless the operator declares others."""
 
 
 @frozen(kw_only=True)
@@ -30,6 +37,10 @@ class ServeSettings:
     heartbeat_s: float = 5.0
     """A stream that is silent for so long gets a comment: it keeps proxies patient, and a write is
     what shows that a client has left."""
+    sealer: Sealer
+    block_size: int
+    """Tokens per block of state."""
+    purposes: tuple[str, ...] = PURPOSES
     max_body_bytes: int = 16 << 20
     body_timeout_s: float = 60.0
 
@@ -42,3 +53,10 @@ class Services:
     model: ServedModel
     offload: Offload
     settings: ServeSettings
+    loader: AdapterLoader
+    recall: Recall | None
+    """None: generated ids are not kept."""
+    tally: Tally
+    """Fed by the engine; what /metrics shows."""
+    emit: Callable[[object], None]
+    """Writes a log line."""

@@ -31,7 +31,6 @@ ABSENT: dict[str, Any] = {
     "speculative.types": "none",
     "post_sampling_probs": False,
     "backend_sampling": False,
-    "lora": [],
 }
 """Settings of llama-server's that this server does not have, at the values that mean "off"."""
 
@@ -48,6 +47,7 @@ def short_settings(job: Job) -> dict[str, Any]:
         "stream": job.wants.stream,
         "n_probs": job.sampling.num_logprobs or 0,
         "timings_per_token": job.wants.timings_per_token,
+        "lora": job.selection.shown,
     }
 
 
@@ -76,6 +76,7 @@ def default_settings(sampling: SamplingParams) -> dict[str, Any]:
         "stream": True,
         "n_probs": 0,
         "timings_per_token": False,
+        "lora": [],
     }
 
 

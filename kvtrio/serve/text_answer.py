@@ -11,8 +11,10 @@ from attrs import define, field
 from kvtrio.core.batch import Sampled
 from kvtrio.serve import sse
 from kvtrio.serve.accounts import finish_reason, prompt_progress, timings, usage
+from kvtrio.serve.cache_answer import ending
+from kvtrio.serve.choice import Choice, Delta, End, Prefill, Tokens
 from kvtrio.serve.dialect import Origin, Payload
-from kvtrio.serve.generation import Choice, Delta, End, Generation, Prefill, Tokens
+from kvtrio.serve.generation import Generation
 from kvtrio.serve.probabilities import entries, text_shape
 
 
@@ -68,7 +70,7 @@ class TextDialect:
     def _totals(self) -> Payload:
         return {
             "usage": usage(self.generation),
-            "timings": timings(self.generation.in_order[0]),
+            **ending(self.generation.in_order[0]),
         }
 
     def _chunk(

@@ -2,7 +2,7 @@
 
 from attrs import frozen
 
-from kvtrio.serve.chat import chat_prompt
+from kvtrio.serve.chat import chat_outline
 from kvtrio.serve.errors import WRONG_VALUE, ApiError
 from kvtrio.serve.prompts import SHAPES, check_token_id, mixed_token_ids
 from kvtrio.serve.replies import encode_json
@@ -43,8 +43,8 @@ class Texts:
 
     def apply_template(self, raw: bytes) -> bytes:
         body = parse(raw, ChatBody)
-        prompt = chat_prompt(body, self.model, self.settings.clock())
-        return encode_json({"prompt": prompt})
+        outline = chat_outline(body, self.model, self.settings.clock())
+        return encode_json({"prompt": outline.text})
 
 
 def _piece(token_id: int, tokenizer: TextTokenizer) -> str | list[int]:

@@ -6,8 +6,10 @@
 """
 
 import json
+import re
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
+from hashlib import blake2b
 from itertools import count
 from typing import Any
 
@@ -19,9 +21,16 @@ from harness.virtual import SimSettings, SimStack, script, sim_stack
 from harness.virtual_http import Answer, Call, VirtualServer
 from kvtrio.core.sampling import SamplingParams
 from kvtrio.engine.offload import InlineOffload
+from kvtrio.model.adapters import AdapterData, AdapterKind
+from kvtrio.model.answers import AnswerStore
+from kvtrio.model.recall import Recall
 from kvtrio.model.spec import ModelSpec
 from kvtrio.model.template import load_template
-from kvtrio.model.tokenizer import MAX_TEXT_CHARS, TextTooLong
+from kvtrio.model.tokenizer import MAX_TEXT_CHARS, Fragment, TextTooLong
+from kvtrio.obs.identity import Sealer
+from kvtrio.obs.tally import Tally
+from kvtrio.serve.adapter_loading import AdapterLoader, LoadingSettings
+from kvtrio.serve.adapters import Adapter, AdapterInfo, Adapters
 from kvtrio.serve.app import create_app
 from kvtrio.serve.served import ServedModel
 from kvtrio.serve.services import ServeSettings, Services
@@ -31,6 +40,7 @@ WORDS = ("hello", " world", "al", "pha be", "ta ga", "mma!", "\n")
 """Tokens 258 and up; everything else is one token per byte."""
 VOCAB_SIZE = 258 + len(WORDS)
 NOW = 1_790_000_000.0
+SEALER = Sealer(b"tenants of the tests", b"log key of the tests")
 HEARTBEAT_S = 5.0
 
 
@@ -40,7 +50,7 @@ class ByteTokenizer:
     vocab_size = VOCAB_SIZE
     eog_ids = frozenset({EOS})
     bos_text, eos_text = "<s>", "</s>"
-    add_bos = True
+    add_bos, add_eos = True, False
 
     def encode(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
         if len(text) > MAX_TEXT_CHARS:
@@ -52,6 +62,15 @@ class ByteTokenizer:
         for byte in data:
             ids.append(marks[next(data)] if byte == 0 and parse_special else byte)
         return ids
+
+    def fragments(self, text: str, *, parse_special: bool) -> list[Fragment]:
+        parts = re.split("(<s>|</s>)", text) if parse_special else [text]
+        marks = {"<s>": BOS, "</s>": EOS}
+        return [Fragment(marks.get(part, part), False) for part in parts if part]
+
+    def encode_fragment(self, fragment: Fragment) -> list[int]:
+        content = fragment.content
+        return [content] if isinstance(content, int) else list(content.encode("utf-8", "replace"))
 
     def decode(self, ids: Iterable[int]) -> str:
         return b"".join(map(self.token_bytes, ids)).decode("utf-8", "replace")
@@ -145,6 +164,16 @@ class Serving:
     services: Services
     nursery: trio.Nursery
     """Of the connections; cancelled at the end."""
+    lines: list[Any]
+    """What was written to the log by routes, as events."""
+
+    async def add_adapter(
+        self, name: str, content: str = "", scale: float = 0.0, **more: Any
+    ) -> Adapter:
+        """Load an adapter as the command line does; equal ``content``, equal adapter."""
+        data = adapter_data(content or name, **more)
+        info = AdapterInfo.of(f"{name}.gguf", data)
+        return await self.services.loader.put(name, info, data, scale)
 
     async def call(self, call: Call) -> Reply:
         return Reply(await self.http.call(call))
@@ -168,7 +197,8 @@ async def serving(
     **settings: Any,
 ) -> AsyncIterator[Serving]:
     """Serve in virtual time; every answer is ``tokens`` and then ``then`` for ever, unless ``sim``
-    has a token function. ``settings`` are those of ``ServeSettings``."""
+    has a token function. ``settings`` are those of ``ServeSettings``; ``lora_dir``: where adapters
+    may be loaded from; ``recall_bytes``: room for past answers, 0 for none."""
     sim = evolve(sim or SimSettings(), vocab_size=VOCAB_SIZE)
     if sim.token_function is None:
         sim = evolve(sim, token_function=script(tokens, then))
@@ -181,15 +211,48 @@ async def serving(
         "new_seed": lambda: next(seeds),
         "heartbeat_s": HEARTBEAT_S,
         "sampling": SamplingParams(),
+        "sealer": SEALER,
+        "block_size": sim.block_size,
     }
-    async with sim_stack(sim) as stack, trio.open_nursery() as nursery:
+    lines: list[Any] = []
+    tally, folder = Tally(), settings.pop("lora_dir", None)
+    recall_bytes = settings.pop("recall_bytes", 1 << 20)
+    async with sim_stack(sim, tally) as stack, trio.open_nursery() as nursery:
+        model = model or served_model()
+        loading = LoadingSettings(
+            folder=folder,
+            spec=model.spec,
+            reserved=model.alias,
+            log_key=SEALER.log_key,
+            emit=lines.append,
+        )
         services = Services(
             engine=stack.engine,
-            model=model or served_model(),
+            model=model,
             offload=InlineOffload(),
             settings=ServeSettings(**{**defaults, **settings}),
+            loader=AdapterLoader(Adapters(), loading, stack.engine, InlineOffload()),
+            recall=Recall(model.tokenizer, AnswerStore(recall_bytes)) if recall_bytes else None,
+            tally=tally,
+            emit=lines.append,
         )
+        nursery.start_soon(services.loader.reap)
         app = create_app(services)
         http = VirtualServer(app, nursery)
-        yield Serving(app=app, http=http, stack=stack, services=services, nursery=nursery)
+        yield Serving(
+            app=app, http=http, stack=stack, services=services, nursery=nursery, lines=lines
+        )
         nursery.cancel_scope.cancel()
+
+
+def adapter_data(content: str, **changes: Any) -> AdapterData:
+    """An adapter without weights: the sim backend knows it by its digest."""
+    fields: dict[str, Any] = {
+        "kind": AdapterKind.GGUF,
+        "digest": blake2b(content.encode(), digest_size=32).digest(),
+        "targets": {},
+        "invocation_tokens": (),
+        "task_name": "",
+        "prompt_prefix": "",
+    }
+    return AdapterData(**{**fields, **changes})

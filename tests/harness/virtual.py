@@ -31,7 +31,8 @@ from kvtrio.core.tiers import TierMoves
 from kvtrio.core.types import StateClass
 from kvtrio.engine import Engine, Handle, open_engine
 from kvtrio.engine.executor import VirtualExecutor
-from kvtrio.engine.records import RequestRecord, StepRecord
+from kvtrio.engine.records import Observer, RequestRecord, StepRecord
+from kvtrio.obs.observer import FanOut
 from kvtrio.schedulers.fcfs import FCFS
 
 __all__ = [
@@ -183,9 +184,12 @@ class SimStack:
 
 
 @asynccontextmanager
-async def sim_stack(settings: SimSettings | None = None) -> AsyncIterator[SimStack]:
+async def sim_stack(
+    settings: SimSettings | None = None, *others: Observer
+) -> AsyncIterator[SimStack]:
     """Core, policy, sim backend and virtual executor under a paranoid engine; needs a mock clock.
 
+    ``others`` observe too.
     The body has ``horizon_s`` of virtual time.
     """
     # pytest-trio sees the fixture only as an argument of the test itself, not by ``usefixtures``.
@@ -194,7 +198,8 @@ async def sim_stack(settings: SimSettings | None = None) -> AsyncIterator[SimSta
     core, backend, records = settings.core(), settings.backend(), Records()
     executor = VirtualExecutor(backend, settings.cost)
     with trio.fail_after(settings.horizon_s):
-        async with open_engine(core, executor, records, paranoid=True) as engine:
+        observer = FanOut((records, *others))
+        async with open_engine(core, executor, observer, paranoid=True) as engine:
             yield SimStack(engine, core, backend, records, settings)
 
 

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from kvtrio.core.explain import CachePath, CacheReport, MissReason, TurnClass
+from kvtrio.core.identity import AdapterUse
 from kvtrio.core.types import FinishReason, RequestId
 from kvtrio.engine.records import RequestRecord, StepRecord
 from kvtrio.obs.events import Library, LibraryNote, LoopStall
@@ -19,6 +21,7 @@ from kvtrio.obs.observer import JsonObserver, StepSampling
 from kvtrio.obs.schema import Level
 
 CANARY = "canary-in-a-message"
+KEY = b"log key of the tests"
 CLOCK = Clock(monotonic_ns=lambda: 123, wall_s=lambda: 1_800_000_000.5)
 
 
@@ -141,7 +144,7 @@ def a_step(step: int, duration_s: float) -> StepRecord:
 )
 def test_steps_are_sampled(out: io.BytesIO, level: Level, written: list[int]) -> None:
     """Every tenth step and every slow one; all at level debug."""
-    observer = JsonObserver(Log(out, CLOCK, level), StepSampling(every=10, slow_s=2.0))
+    observer = JsonObserver(Log(out, CLOCK, level), StepSampling(every=10, slow_s=2.0), key=KEY)
     for step in range(12):
         observer.step(a_step(step, 2.0 if step == 3 else 0.1))
     assert [line["step"] for line in lines(out)] == written
@@ -151,7 +154,7 @@ def test_steps_are_sampled(out: io.BytesIO, level: Level, written: list[int]) ->
 
 def test_one_line_per_request(out: io.BytesIO) -> None:
     """The record's numbers under the record's names."""
-    observer = JsonObserver(Log(out, CLOCK))
+    observer = JsonObserver(Log(out, CLOCK), key=KEY)
     observer.request(
         RequestRecord(
             request_id=RequestId(4),
@@ -159,8 +162,8 @@ def test_one_line_per_request(out: io.BytesIO) -> None:
             stopped_by_text=True,
             place=1,
             num_prompt_tokens=20,
-            num_cached_tokens=0,
-            num_computed_tokens=20,
+            num_cached_tokens=12,
+            num_computed_tokens=8,
             num_generated_tokens=5,
             queue_s=0.5,
             prefill_s=0.25,
@@ -168,11 +171,27 @@ def test_one_line_per_request(out: io.BytesIO) -> None:
             gap_p50_s=0.25,
             gap_p99_s=0.25,
             gap_max_s=None,
+            cache=CacheReport(
+                path=CachePath.RAM,
+                reason=MissReason.DIVERGED,
+                turn=TurnClass.REWRITE,
+                num_device_tokens=4,
+                num_host_tokens=8,
+                num_matched_tokens=12,
+            ),
+            adapters=(AdapterUse(3, b"content", 0.5),),
+            session=bytes(range(8)),
+            purpose=2,
         )
     )
     (line,) = lines(out)
     assert (line["event"], line["request_id"], line["reason"]) == ("request.done", 4, "stop")
     assert (line["num_prompt_tokens"], line["gap_max_s"]) == (20, None)
+    assert (line["path"], line["miss_reason"], line["turn"]) == ("ram", "diverged", "rewrite")
+    assert (line["num_device_tokens"], line["num_host_tokens"]) == (4, 8)
+    assert (line["divergence_at"], line["evicted_age_s"]) == (12, None)
+    assert (line["session"], line["purpose"]) == ("0001020304050607", 2)
+    assert (line["num_adapters"], len(line["adapters"])) == (1, 16)
     assert observer.num_requests == 1
 
 

@@ -47,7 +47,7 @@ RULES = {
     "kvtrio.engine": Rule(("kvtrio.core",), ("attrs", "outcome", "trio"), frozenset({"asyncio"})),
     "kvtrio.obs": Rule(
         ("kvtrio.core", "kvtrio.engine.records"),
-        ("attrs", "msgspec", "structlog", "trio"),
+        ("attrs", "msgspec", "prometheus_client", "structlog", "trio"),
         frozenset({"asyncio"}),
     ),
     "kvtrio.serve": Rule(

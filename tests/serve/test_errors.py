@@ -22,7 +22,7 @@ VALUES = {
 }
 STATUS_OF_TYPE = {
     "invalid_request_error": {400, 405, 408, 413},
-    "not_supported_error": {400},
+    "not_supported_error": {400, 501},
     "exceed_context_size_error": {400},
     "authentication_error": {401},
     "not_found_error": {404},

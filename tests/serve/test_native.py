@@ -8,6 +8,7 @@ from harness.serving import EOS, serving, token_ids, word
 from harness.virtual import SimSettings
 
 FINAL = {
+    "kvtrio",
     "index",
     "content",
     "tokens",
@@ -95,7 +96,7 @@ async def test_a_stream_says_the_same_in_pieces(autojump_clock: Any) -> None:
         assert stream.headers["content-type"].startswith("text/event-stream")
         assert stream.headers["x-accel-buffering"] == "no"
         assert stream.headers["cache-control"] == "no-cache"
-        different = {"timings", "content", "tokens", "generation_settings"}
+        different = {"timings", "content", "tokens", "generation_settings", "kvtrio"}
         assert all(final[name] == plain[name] for name in FINAL - different)
 
 

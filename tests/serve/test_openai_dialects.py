@@ -38,7 +38,7 @@ async def test_a_plain_chat_answer(autojump_clock: Any, path: str) -> None:
     """Members, ids, usage and timings."""
     async with serving() as server:
         answer = (await server.post(path, body(path))).json
-        assert set(answer) == ENVELOPE | {"choices", "usage", "timings"}
+        assert set(answer) == ENVELOPE | {"choices", "usage", "timings", "kvtrio"}
         assert answer["choices"] == [
             {
                 "finish_reason": "length",
@@ -66,7 +66,7 @@ async def test_a_plain_text_answer(autojump_clock: Any) -> None:
     """Members of a text completion."""
     async with serving() as server:
         answer = (await server.post(TEXT, body(TEXT))).json
-        assert set(answer) == ENVELOPE | {"choices", "usage", "timings"}
+        assert set(answer) == ENVELOPE | {"choices", "usage", "timings", "kvtrio"}
         assert answer["object"] == "text_completion"
         assert answer["choices"] == [
             {"text": "aaaa", "index": 0, "logprobs": None, "finish_reason": "length"}
@@ -113,7 +113,8 @@ async def test_usage_comes_once_and_last(autojump_clock: Any, path: str) -> None
     """include_usage: one more chunk without choices, usage null before it, equal to plain's."""
     async with serving() as server:
         plain = (await server.post(path, body(path))).json
-        wanted = body(path, stream=True, stream_options={"include_usage": True})
+        options = {"include_usage": True}
+        wanted = body(path, stream=True, stream_options=options, cache_prompt=False)
         *others, last = (await server.post(path, wanted)).events
         assert last["choices"] == []
         assert last["usage"] == plain["usage"]
@@ -165,15 +166,14 @@ async def test_nothing_is_generated_for_zero_tokens(autojump_clock: Any, path: s
 async def test_several_answers(autojump_clock: Any, path: str) -> None:
     """n choices with their indexes; the prompt counts once, all tokens count."""
     async with serving() as server:
-        answer = (await server.post(path, body(path, n=3))).json
+        answer = (await server.post(path, body(path, n=3, cache_prompt=False))).json
         assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2]
         prompt = CHAT_PROMPT_TOKENS if path == CHAT else 3
         assert answer["usage"]["prompt_tokens"] == prompt
         assert answer["usage"]["completion_tokens"] == 12
         options = {"include_usage": True}
-        events = (
-            await server.post(path, body(path, n=3, stream=True, stream_options=options))
-        ).events
+        wanted = body(path, n=3, stream=True, stream_options=options, cache_prompt=False)
+        events = (await server.post(path, wanted)).events
         assert reasons(events) == {index: ["length"] for index in range(3)}
         assert [text_of(events, index) for index in range(3)] == ["aaaa"] * 3
         assert events[-1]["usage"] == answer["usage"]

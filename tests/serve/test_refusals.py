@@ -169,7 +169,6 @@ async def test_numbers_that_are_none(autojump_clock: Any, raw: bytes) -> None:
         ("echo", True),
         ("suffix", "x"),
         ("best_of", 2),
-        ("lora", [{"id": 0, "scale": 1}]),
         ("audio", {"voice": "x"}),
         ("modalities", ["text", "audio"]),
         ("post_sampling_probs", True),

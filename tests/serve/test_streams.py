@@ -71,7 +71,8 @@ async def test_the_caller_may_choose_the_interval(autojump_clock: Any) -> None:
     """sse_ping_interval in seconds, as in llama-server; it cannot be switched off."""
     async with serving(sim=SimSettings(cost=slow)) as server:
         for interval, number in ((7, 1), (0, 2), (-1, 2), (60, 0)):
-            answer = await server.call(stream_call(sse_ping_interval=interval))
+            fields = {"sse_ping_interval": interval, "cache_prompt": False}
+            answer = await server.call(stream_call(**fields))
             assert answer.frames.count(b":") == number
 
 

@@ -1,6 +1,7 @@
 """/tokenize, /detokenize, /apply-template, /props, /slots, /models, /health, /."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -124,7 +125,11 @@ async def test_props(autojump_clock: Any) -> None:
         assert set(map(type, props["chat_template_caps"].values())) == {bool}
         assert (props["bos_token"], props["eos_token"]) == ("<s>", "</s>")
         assert props["build_info"].startswith("b")
-        assert props["kvtrio"] == {"chat_template_name": "chatml", "note": "the model has none"}
+        assert props["kvtrio"] == {
+            "chat_template_name": "chatml",
+            "note": "the model has none",
+            "purposes": ["chat", "title", "recap", "probe", "tool"],
+        }
 
 
 @pytest.mark.parametrize("path", ["/models", "/v1/models"])
@@ -184,10 +189,17 @@ async def test_slots_can_fail_when_none_is_free(autojump_clock: Any) -> None:
 
 
 @pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.handler)
-async def test_every_path_of_every_route_answers(autojump_clock: Any, route: Any) -> None:
+async def test_every_path_of_every_route_answers(
+    autojump_clock: Any, route: Any, lora_dir: Path
+) -> None:
     """With and without /v1, each path reaches a handler."""
-    body = {"prompt": "x", "messages": HI, "max_tokens": 1}
-    async with serving() as server:
+    body: Any = {"prompt": "x", "messages": HI, "max_tokens": 1}
+    body |= {"lora_name": "a", "lora_path": "a.gguf"}
+    if route.handler == "set_lora_adapters":
+        body = []
+    async with serving(lora_dir=lora_dir) as server:
+        if route.handler == "unload_lora_adapter":
+            await server.add_adapter("a")
         for path in route.paths:
             raw = json.dumps(body).encode() if route.method == "POST" else b""
             answer = await server.call(Call(target=path, method=route.method, body=raw))

@@ -1,0 +1,49 @@
+"""What the server's state is known by: model, formats, secrets."""
+
+import secrets
+
+from attrs import field, frozen
+
+from kvtrio.backends.base import BackendInfo, BackendSettings
+from kvtrio.core.identity import KeyMaker, root_identity
+from kvtrio.model.spec import ModelSpec
+from kvtrio.obs.identity import Sealer
+
+KEY_FORMAT = b"1"
+"""Raised when keys are made of other parts."""
+SECRET_BYTES = 32
+
+
+def _secret() -> bytes:
+    return secrets.token_bytes(SECRET_BYTES)
+
+
+@frozen
+class Secrets:
+    """One run's; they live as long as the process."""
+
+    keys: bytes = field(factory=_secret, repr=False)
+    """For the keys of blocks."""
+    sealer: Sealer = field(factory=lambda: Sealer(_secret(), _secret()), repr=False)
+
+
+def key_maker(
+    secret: bytes, weights: bytes, spec: ModelSpec, info: BackendInfo, settings: BackendSettings
+) -> KeyMaker:
+    """State is reused under the same weights, shapes, formats and arithmetic only.
+
+    ``weights``: digest of the model file, whose contents include the rope factors.
+    """
+    groups = [
+        (group.state_class.value, group.window, group.bytes_per_token) for group in info.groups
+    ]
+    root = root_identity(
+        (
+            ("key format", KEY_FORMAT),
+            ("weights", weights),
+            ("architecture", repr(spec).encode()),
+            ("kv format", f"{settings.dtype} {settings.block_size} {groups}".encode()),
+            ("numerics", f"{info.name} {settings.device} {settings.dtype}".encode()),
+        )
+    )
+    return KeyMaker(secret, root)

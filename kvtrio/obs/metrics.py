@@ -1,0 +1,148 @@
+"""GET /metrics: kvtrio's own names, which are the truth, and the peers' names made of the same.
+
+Text format 0.0.4. No global registry: what is shown is made of the arguments.
+"""
+
+from collections.abc import Iterator
+
+from attrs import define, field, frozen
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import Metric
+
+from kvtrio.core.types import FinishReason, Tier
+from kvtrio.obs.families import Snapshot, Values, counter, gauge, histogram, one
+from kvtrio.obs.metrics_compat import Scrapes, llamacpp_families, vllm_families
+from kvtrio.obs.tally import Requests, Tally
+
+MIME_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+@define(eq=False)
+class Metrics:
+    """Renders snapshots; remembers the last one for the rates."""
+
+    scrapes: Scrapes = field(factory=Scrapes)
+
+    def render(self, snapshot: Snapshot) -> bytes:
+        families = [*own_families(snapshot), *llamacpp_families(snapshot, self.scrapes)]
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(_Collected([*families, *vllm_families(snapshot)]))
+        return generate_latest(registry)
+
+
+@frozen(eq=False)
+class _Collected:
+    families: list[Metric]
+
+    def collect(self) -> list[Metric]:
+        return self.families
+
+    def describe(self) -> list[Metric]:
+        """Nothing: the registry would otherwise look for names that are there twice."""
+        return []
+
+
+# --- our own ---
+
+
+def own_families(snapshot: Snapshot) -> Iterator[Metric]:
+    requests = snapshot.tally.requests
+    yield from _tokens(requests)
+    yield from _requests(requests)
+    yield from _times(requests)
+    yield from _cache(snapshot)
+    yield from _steps(snapshot.tally)
+    yield from _adapters(snapshot)
+
+
+def _tokens(requests: Requests) -> Iterator[Metric]:
+    sources = {
+        "computed": requests.num_computed_tokens,
+        "device": requests.num_device_tokens,
+        "ram": requests.num_host_tokens,
+    }
+    by_source: Values = [({"source": name}, number) for name, number in sources.items()]
+    yield counter("kvtrio_prompt_tokens", "Prompt tokens of ended requests, by source", by_source)
+    recalled, generated = requests.num_recalled_tokens, requests.num_generated_tokens
+    yield counter(
+        "kvtrio_recalled_tokens", "Prompt tokens that kept their generated ids", one(recalled)
+    )
+    yield counter("kvtrio_generated_tokens", "Tokens generated", one(generated))
+    yield gauge(
+        "kvtrio_longest_request_tokens", "Longest so far", one(float(requests.longest_tokens))
+    )
+
+
+def _requests(requests: Requests) -> Iterator[Metric]:
+    reasons: Values = [
+        ({"reason": reason.value}, requests.by_reason[reason]) for reason in FinishReason
+    ]
+    yield counter("kvtrio_requests", "Ended requests, by why they ended", reasons)
+    matches: Values = [
+        ({"reason": reason.value, "turn": turn.value}, number)
+        for (reason, turn), number in requests.by_miss.items()
+    ]
+    yield counter(
+        "kvtrio_cache_lookups", "Started requests, by why not more was reused and turn", matches
+    )
+
+
+def _times(requests: Requests) -> Iterator[Metric]:
+    spreads = {
+        "queue": ("Waiting", requests.queue),
+        "prefill": ("From the start to the first token", requests.prefill),
+        "decode": ("From the first token to the end", requests.decode),
+        "gap": ("Between two tokens of an answer", requests.gaps),
+        "longest_gap": ("Longest gap of an answer", requests.longest_gap),
+    }
+    for name, (help_text, spread) in spreads.items():
+        yield histogram(f"kvtrio_{name}_seconds", help_text, spread)
+
+
+def _cache(snapshot: Snapshot) -> Iterator[Metric]:
+    moves, statistics = snapshot.tally.moves, snapshot.statistics
+    numbers = {
+        "promoted": moves.num_promoted,
+        "demoted": moves.num_demoted,
+        "dropped": moves.num_dropped,
+    }
+    by_move: Values = [({"move": name}, number) for name, number in numbers.items()]
+    yield counter("kvtrio_cache_blocks_moved", "Blocks that changed tier or were lost", by_move)
+    yield counter(
+        "kvtrio_cache_dropped_tokens", "Tokens in lost blocks", one(moves.num_dropped_tokens)
+    )
+    for name, help_text, table in (
+        ("used", "Blocks held or cached", statistics.num_used_blocks),
+        ("limit", "Blocks that there are", statistics.max_blocks),
+    ):
+        values: Values = [({"tier": tier.value}, table[tier]) for tier in Tier]
+        yield gauge(f"kvtrio_blocks_{name}", help_text, values)
+    yield gauge("kvtrio_requests_running", "In a place", one(statistics.num_running))
+    yield gauge("kvtrio_requests_waiting", "In the queue", one(statistics.num_waiting))
+
+
+def _steps(tally: Tally) -> Iterator[Metric]:
+    kinds: Values = [
+        ({"kind": "prefill"}, tally.num_prefill_tokens),
+        ({"kind": "decode"}, tally.num_decode_rows),
+    ]
+    yield counter("kvtrio_steps", "Forward passes", one(tally.num_steps))
+    yield counter("kvtrio_step_tokens", "Tokens computed in them", kinds)
+    yield histogram("kvtrio_step_seconds", "Duration of a forward pass", tally.step_time)
+
+
+def _adapters(snapshot: Snapshot) -> Iterator[Metric]:
+    yield gauge(
+        "kvtrio_adapter_info",
+        "Adapters that requests may name",
+        [({"name": each.name, "digest": each.digest}, 1.0) for each in snapshot.adapters],
+    )
+    yield gauge(
+        "kvtrio_adapter_requests",
+        "Admitted requests that use an adapter",
+        [
+            ({"name": each.name, "state": state}, float(number))
+            for each in snapshot.adapters
+            for state, number in (("running", each.num_running), ("waiting", each.num_waiting))
+        ],
+    )

@@ -1,0 +1,97 @@
+"""One answer's account, and the deltas in which it is told."""
+
+from collections.abc import Sequence
+
+from attrs import define, field, frozen
+
+from kvtrio.core.batch import Sampled
+from kvtrio.core.events import Finished
+from kvtrio.model.matcher import TextMatcher
+from kvtrio.model.recall import Encoded
+from kvtrio.serve.job import Job
+from kvtrio.serve.outline import Place
+
+
+@define(eq=False, kw_only=True)
+class Choice:
+    """One of a job's answers and its account so far. Times in seconds of trio's clock."""
+
+    index: int
+    job: Job
+    matcher: TextMatcher
+    num_prompt_tokens: int
+    place: int | None = None
+    started_s: float | None = None
+    first_token_s: float | None = None
+    now_s: float = 0.0
+    """When it was last heard of."""
+    num_cached_tokens: int = 0
+    num_processed_tokens: int = 0
+    """Of the prompt: cached and computed."""
+    num_generated_tokens: int = 0
+    has_new_line: bool = False
+    sampled: list[Sampled] = field(factory=list)
+    """All tokens, for a plain answer; a stream has sent them on."""
+    texts: list[str] = field(factory=list)
+    """All text, for a plain answer or to be remembered."""
+    token_ids: list[int] = field(factory=list)
+    """All ids, to be remembered."""
+    encoded: Encoded | None = None
+    """The prompt, if the answer is to be remembered."""
+    finished: Finished | None = None
+    divergence: Place | None = None
+    """Where in the conversation the reuse ended, once it is known."""
+
+    @property
+    def prompt_index(self) -> int:
+        return self.index // self.job.n
+
+    @property
+    def text(self) -> str:
+        return "".join(self.texts)
+
+    def add(self, sampled: Sequence[Sampled], text: str) -> None:
+        """Count what became ready, and keep it if it is not sent on at once."""
+        self.num_generated_tokens += len(sampled)
+        self.has_new_line = self.has_new_line or "\n" in text
+        if not self.job.wants.stream:
+            self.sampled += sampled
+        if not self.job.wants.stream or self.encoded is not None:
+            self.texts.append(text)
+        if self.encoded is not None:
+            self.token_ids += [each.token_id for each in sampled]
+
+    @property
+    def is_silent(self) -> bool:
+        """The caller wants the prompt to be read and nothing written. The engine has to sample to
+        be done with a prompt; that token is dropped here."""
+        return self.job.max_new_tokens == 0
+
+
+@frozen
+class Prefill:
+    """So much of the prompt is done, ``time_s`` seconds after the request left the queue."""
+
+    choice: Choice
+    num_processed_tokens: int
+    time_s: float
+
+
+@frozen
+class Tokens:
+    """Tokens that were ready together, and the text that they made ready."""
+
+    choice: Choice
+    sampled: tuple[Sampled, ...]
+    text: str
+
+
+@frozen
+class End:
+    """The choice is complete; ``text`` was held back until now."""
+
+    choice: Choice
+    text: str
+
+
+Delta = Prefill | Tokens | End

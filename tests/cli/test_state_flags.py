@@ -1,0 +1,204 @@
+"""Flags that decide what is kept: adapters, RAM, purposes; and what state is known by."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from attrs import evolve
+from model.adapter_builder import gguf_adapter, random_pairs, tiny_spec
+
+from harness.serving import served_model
+from kvtrio.backends.base import BackendInfo, BackendSettings
+from kvtrio.cli import exits, main
+from kvtrio.cli.adapters import parse_adapter, read_adapters, wanted_adapters
+from kvtrio.cli.identity import key_maker
+from kvtrio.cli.prepare import (
+    backend_settings,
+    core_config,
+    default_cache_ram,
+    split_purposes,
+)
+from kvtrio.config import (
+    AdapterSettings,
+    ConfigError,
+    HttpOptions,
+    LogSettings,
+    ModelSettings,
+    SchedulingSettings,
+    ServeConfig,
+    StateSettings,
+)
+from kvtrio.core.config import Group
+from kvtrio.core.types import StateClass
+from kvtrio.model.errors import ModelFileError
+
+MIB = 1 << 20
+GROUPS = (Group(StateClass.TOKEN, None, 64),)
+
+
+def serve_config(**state: object) -> ServeConfig:
+    return ServeConfig(
+        name=None,
+        model=ModelSettings(),
+        http=HttpOptions(),
+        scheduling=SchedulingSettings(parallel=2),
+        state=StateSettings(**state),  # type: ignore[arg-type]
+        adapters=AdapterSettings(),
+        logs=LogSettings(),
+    )
+
+
+def info(settings: BackendSettings, num_host_blocks: int = 0) -> BackendInfo:
+    return BackendInfo(
+        name="sim",
+        groups=GROUPS,
+        block_size=settings.block_size,
+        num_blocks=settings.num_blocks,
+        num_host_blocks=num_host_blocks,
+        vocab_size=10,
+        max_context=settings.max_context,
+        pool_bytes=0,
+        weight_bytes=0,
+    )
+
+
+@pytest.mark.parametrize(
+    "flag",
+    ["--cache-ram", "--no-recall", "--purposes", "--lora", "--lora-dir"],
+)
+def test_serve_help_explains_the_flags(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each is in the help."""
+    assert main(["serve", "--help"]) == 0
+    assert flag in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("value", "name", "path", "scale"),
+    [
+        ("dir/one.gguf", "one", "dir/one.gguf", 1.0),
+        ("dir/one.gguf:0.5", "one", "dir/one.gguf", 0.5),
+        ("mine=dir/one.gguf", "mine", "dir/one.gguf", 1.0),
+        ("mine=dir/one.gguf:-2", "mine", "dir/one.gguf", -2.0),
+        ("dir/odd:name", "odd:name", "dir/odd:name", 1.0),
+        ("folder", "folder", "folder", 1.0),
+    ],
+)
+def test_what_lora_says(value: str, name: str, path: str, scale: float) -> None:
+    """PATH, PATH:SCALE, NAME=PATH, NAME=PATH:SCALE."""
+    wanted = parse_adapter(value)
+    assert (wanted.name, wanted.path, wanted.scale) == (name, Path(path), scale)
+
+
+@pytest.mark.parametrize("name", ["a=b.gguf", "a:0.5", "x=y:1"])
+def test_a_path_that_exists_is_taken_as_it_stands(tmp_path: Path, name: str) -> None:
+    """Whatever signs are in it."""
+    (tmp_path / name).write_bytes(b"x")
+    wanted = parse_adapter(str(tmp_path / name))
+    assert (wanted.path, wanted.scale) == (tmp_path / name, 1.0)
+
+
+def test_init_without_apply_starts_at_zero() -> None:
+    """The scales that were given too: llama-server's fault is that it has no effect."""
+    settings = AdapterSettings(lora=("a.gguf", "b.gguf:0.5"), lora_init_without_apply=True)
+    assert [each.scale for each in wanted_adapters(settings, "model")] == [0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("lora", "reason"),
+    [
+        (("a.gguf", "x/a.gguf"), "'a' is taken"),
+        (("model=a.gguf",), "'model' is taken"),
+        (("a.gguf:inf",), "scale"),
+        (("a.gguf:1e9",), "scale"),
+        (("x" * 65 + "=a.gguf",), "64"),
+        (tuple(f"{number}=a.gguf" for number in range(65)), "at most"),
+    ],
+)
+def test_adapters_that_cannot_be(lora: tuple[str, ...], reason: str) -> None:
+    """One clear line for each mistake."""
+    with pytest.raises(ConfigError, match=reason):
+        wanted_adapters(AdapterSettings(lora=lora), "model")
+
+
+def test_adapters_are_read_in_order(tmp_path: Path) -> None:
+    """With what is shown of them; a bad one ends the start."""
+    spec = tiny_spec(tmp_path)
+    (tmp_path / "a.gguf").write_bytes(gguf_adapter(random_pairs(spec)))
+    settings = AdapterSettings(lora=(str(tmp_path / "a.gguf"), f"b={tmp_path}/a.gguf:0.5"))
+    first, second = read_adapters(wanted_adapters(settings, "model"), spec)
+    assert (first.wanted.name, first.info.path_name) == ("a", "a.gguf")
+    assert (second.wanted.name, second.wanted.scale) == ("b", 0.5)
+    assert first.info.digest == second.info.digest
+    with pytest.raises(ModelFileError):
+        read_adapters([parse_adapter(str(tmp_path / "none.gguf"))], spec)
+
+
+def test_core_and_backend_agree_on_sizes() -> None:
+    """One block more for each place, to copy from, and the RAM that was asked for."""
+    config = serve_config(cache_ram=3)
+    settings = backend_settings(config, 100)
+    assert settings.num_blocks == 2 * (7 + 1)
+    assert settings.host_bytes == 3 * MIB
+    core = core_config(config, info(settings, 5))
+    assert (core.num_blocks, core.num_host_blocks) == (16, 5)
+    assert backend_settings(serve_config(cache_ram=0), 100).host_bytes == 0
+
+
+def test_the_default_is_a_quarter_of_memory() -> None:
+    """At most 8 GiB."""
+    assert 0 < default_cache_ram() <= 8192
+    assert backend_settings(serve_config(), 100).host_bytes == default_cache_ram() * MIB
+
+
+def test_purposes() -> None:
+    """With commas or by repeating the flag; each once; none is fine."""
+    assert split_purposes(["a, b,,a", "c"]) == ("a", "b", "c")
+    assert split_purposes([""]) == ()
+    with pytest.raises(ConfigError, match="64"):
+        split_purposes(["x" * 65])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["--cache-ram", "-1"], ">= 0"),
+        (["--cache-ram", "much"], "--cache-ram"),
+        (["--purposes", "x" * 65], "--purposes"),
+        (["--lora-dir", "/no/such/folder"], "no such folder"),
+        (["--lora", "a.gguf", "--lora", "b/a.gguf"], "taken"),
+        (["--lora", "/no/such/adapter.gguf"], "no such file"),
+    ],
+)
+def test_mistakes_are_one_clear_line(
+    arguments: Sequence[str],
+    reason: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    """Exit code 2, before anything is allocated."""
+    tiny_spec(tmp_path)
+    model = str(tmp_path / "llama.gguf")
+    assert main(["serve", model, "--port", "0", *arguments]) == exits.USAGE
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("kvtrio: ")
+    assert reason in line
+
+
+def test_state_is_known_by_all_that_it_depends_on() -> None:
+    """Weights, architecture, type, device, block size, backend: any of them makes another root."""
+    spec = served_model().spec
+    settings = BackendSettings(num_blocks=4, max_context=32)
+    facts = info(settings)
+    others = [
+        key_maker(bytes(32), b"other weights", spec, facts, settings),
+        key_maker(bytes(32), b"weights", evolve(spec, norm_eps=1e-6), facts, settings),
+        key_maker(bytes(32), b"weights", spec, evolve(facts, name="torch"), settings),
+        key_maker(bytes(32), b"weights", spec, facts, evolve(settings, dtype="f32")),
+        key_maker(bytes(32), b"weights", spec, facts, evolve(settings, device="cuda")),
+        key_maker(bytes(32), b"weights", spec, facts, evolve(settings, block_size=32)),
+    ]
+    one = key_maker(bytes(32), b"weights", spec, facts, settings)
+    assert one == key_maker(bytes(32), b"weights", spec, facts, settings)
+    assert len({each.root for each in (one, *others)}) == 7
+    secret = key_maker(bytes(31) + b"\1", b"weights", spec, facts, settings)
+    assert secret.root_key() != one.root_key()

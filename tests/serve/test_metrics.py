@@ -1,0 +1,226 @@
+"""GET /metrics: readable by the official parser, and equal to the sum of what was answered."""
+
+from typing import Any
+
+import pytest
+import trio
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
+
+from harness.serving import Serving, serving
+from harness.virtual import SimSettings
+from kvtrio.backends.sim import HashTokens
+
+NATIVE = "/completion"
+SMALL = SimSettings(
+    num_places=2, max_context=96, num_host_blocks=40, token_function=HashTokens(256)
+)
+ODD = 'odd "name"\n\\with {all}, of=it\u00e9'
+NAMES = """
+kvtrio_prompt_tokens_total kvtrio_recalled_tokens_total kvtrio_generated_tokens_total
+kvtrio_longest_request_tokens kvtrio_requests_total kvtrio_cache_lookups_total
+kvtrio_queue_seconds kvtrio_prefill_seconds kvtrio_decode_seconds kvtrio_gap_seconds
+kvtrio_longest_gap_seconds kvtrio_cache_blocks_moved_total kvtrio_cache_dropped_tokens_total
+kvtrio_blocks_used kvtrio_blocks_limit kvtrio_requests_running kvtrio_requests_waiting
+kvtrio_steps_total kvtrio_step_tokens_total kvtrio_step_seconds kvtrio_adapter_info
+kvtrio_adapter_requests
+llamacpp:prompt_tokens_total llamacpp:prompt_tokens_cached_total llamacpp:prompt_seconds_total
+llamacpp:tokens_predicted_total llamacpp:tokens_predicted_seconds_total llamacpp:n_decode_total
+llamacpp:n_tokens_max llamacpp:prompt_tokens_seconds llamacpp:predicted_tokens_seconds
+llamacpp:requests_processing llamacpp:requests_deferred llamacpp:n_busy_slots_per_decode
+vllm:num_requests_running vllm:num_requests_waiting vllm:kv_cache_usage_perc
+vllm:cache_config_info vllm:prefix_cache_queries_total vllm:prefix_cache_hits_total
+vllm:num_preemptions_total vllm:prompt_tokens_total vllm:generation_tokens_total
+vllm:request_success_total vllm:time_to_first_token_seconds vllm:inter_token_latency_seconds
+vllm:time_per_output_token_seconds vllm:e2e_request_latency_seconds
+vllm:request_queue_time_seconds vllm:request_prefill_time_seconds
+vllm:request_decode_time_seconds vllm:request_prompt_tokens vllm:request_generation_tokens
+vllm:iteration_tokens_total vllm:lora_requests_info
+"""
+"""Frozen: dashboards and routers read them."""
+
+
+async def scrape(server: Serving) -> dict[str, list[Sample]]:
+    """Samples by their names."""
+    reply = await server.get("/metrics")
+    assert reply.status == 200
+    assert reply.headers["content-type"].startswith("text/plain; version=0.0.4")
+    samples: dict[str, list[Sample]] = {}
+    for family in text_string_to_metric_families(reply.raw.body.decode()):
+        for sample in family.samples:
+            samples.setdefault(sample.name, []).append(sample)
+    return samples
+
+
+def value(samples: dict[str, list[Sample]], name: str, /, **labels: str) -> float:
+    """Sum of the samples of that name with those labels."""
+    chosen = [each for each in samples[name] if labels.items() <= each.labels.items()]
+    return sum(each.value for each in chosen)
+
+
+async def mixed_load(server: Serving) -> list[Any]:
+    """Conversations, repeats, adapters, streams, a hang-up: all answers' accounts."""
+    await server.add_adapter(ODD)
+    accounts: list[Any] = []
+
+    async def ask(delay_s: float, text: str, **more: Any) -> None:
+        await trio.sleep(delay_s)
+        body = {"prompt": text, "n_predict": 5, "temperature": 0, **more}
+        reply = await server.post(NATIVE, body)
+        last = reply.events[-1] if more.get("stream") else reply.json
+        accounts.extend(last if isinstance(last, list) else [last])
+
+    async with trio.open_nursery() as nursery:
+        for number in range(24):
+            text = f"conversation {number % 7} " * 3 + "x" * (number % 5)
+            more: dict[str, Any] = {"stream": number % 3 == 0}
+            if number % 4 == 0:
+                more["model"] = ODD
+            if number % 9 == 0:
+                more["cache_prompt"] = False
+            nursery.start_soon(lambda n=number, t=text, m=more: ask(n * 0.02, t, **m))
+    await ask(0, "several answers to this", n=2)
+    return accounts
+
+
+async def test_the_sum_over_requests_equals_the_metrics(autojump_clock: Any) -> None:
+    """Tokens by tier, computed, generated, and the requests themselves, in all three dialects."""
+    async with serving(sim=SMALL) as server:
+        accounts = await mixed_load(server)
+        samples = await scrape(server)
+        caches = [each["kvtrio"]["cache"] for each in accounts]
+        computed = sum(each["computed"] for each in caches)
+        device = sum(each["reused_device"] for each in caches)
+        host = sum(each["reused_ram"] for each in caches)
+        assert device > 0
+        assert host > 0
+        tokens = "kvtrio_prompt_tokens_total"
+        assert value(samples, tokens, source="computed") == computed
+        assert value(samples, tokens, source="device") == device
+        assert value(samples, tokens, source="ram") == host
+        assert computed + device + host == sum(each["tokens_evaluated"] for each in accounts)
+        generated = sum(each["tokens_predicted"] for each in accounts)
+        assert value(samples, "kvtrio_generated_tokens_total") == generated
+        assert value(samples, "llamacpp:prompt_tokens_total") == computed
+        assert value(samples, "llamacpp:prompt_tokens_cached_total") == device + host
+        assert value(samples, "llamacpp:tokens_predicted_total") == generated
+        assert value(samples, "vllm:prefix_cache_queries_total") == computed + device + host
+        assert value(samples, "vllm:prefix_cache_hits_total") == device + host
+        assert value(samples, "vllm:generation_tokens_total") == generated
+        assert value(samples, "kvtrio_requests_total") == len(accounts)
+        assert value(samples, "vllm:request_success_total") == len(accounts)
+        for told in caches:
+            labels = {"reason": told["reason"], "turn": told["turn"]}
+            assert value(samples, "kvtrio_cache_lookups_total", **labels) > 0
+        assert value(samples, "kvtrio_cache_lookups_total") == len(accounts)
+
+
+async def test_steps_moves_and_times_add_up(autojump_clock: Any) -> None:
+    """What the engine reported and what the histograms hold."""
+    async with serving(sim=SMALL) as server:
+        accounts = await mixed_load(server)
+        samples, records = await scrape(server), server.stack.records
+        assert value(samples, "kvtrio_steps_total") == len(records.steps)
+        assert value(samples, "llamacpp:n_decode_total") == len(records.steps)
+        prefill = sum(step.num_prefill_tokens for step in records.steps)
+        assert value(samples, "kvtrio_step_tokens_total", kind="prefill") == prefill
+        assert value(samples, "kvtrio_step_seconds_count") == len(records.steps)
+        moves = "kvtrio_cache_blocks_moved_total"
+        promoted = sum(move.num_promoted for move in records.moves)
+        dropped = sum(move.num_dropped for move in records.moves)
+        assert value(samples, moves, move="promoted") == promoted > 0
+        assert value(samples, moves, move="dropped") == dropped > 0
+        gaps = sum(each["tokens_predicted"] - 1 for each in accounts)
+        assert value(samples, "kvtrio_gap_seconds_count") == gaps
+        assert value(samples, "kvtrio_gap_seconds_bucket", le="+Inf") == gaps
+        decode_s = sum(each["timings"]["predicted_ms"] for each in accounts) / 1e3
+        assert value(samples, "kvtrio_gap_seconds_sum") == pytest.approx(decode_s)
+        assert value(samples, "llamacpp:tokens_predicted_seconds_total") == pytest.approx(decode_s)
+        buckets = [each.value for each in samples["kvtrio_queue_seconds_bucket"]]
+        assert buckets == sorted(buckets)
+        assert buckets[-1] == len(accounts)
+
+
+async def test_the_names_are_a_contract(autojump_clock: Any) -> None:
+    """Idle and loaded: the same families, each with its help and type; counters only grow."""
+    async with serving(sim=SMALL) as server:
+        idle = (await server.get("/metrics")).raw.body.decode()
+        typed = {line.split()[2] for line in idle.splitlines() if line.startswith("# TYPE")}
+        helped = {line.split()[2] for line in idle.splitlines() if line.startswith("# HELP")}
+        assert typed == helped == set(NAMES.split())
+        before = await scrape(server)
+        await mixed_load(server)
+        after = await scrape(server)
+        assert before.keys() <= after.keys()
+        for name, samples in before.items():
+            if name.endswith(("_total", "_bucket", "_count", "_sum")):
+                for sample in samples:
+                    assert value(after, name, **sample.labels) >= sample.value
+        assert (await server.get("/v1/metrics")).status == 200
+
+
+async def test_odd_adapter_names_are_escaped(autojump_clock: Any) -> None:
+    """The parser gives them back as they are."""
+    async with serving() as server:
+        await server.add_adapter(ODD)
+        samples = await scrape(server)
+        assert {each.labels["name"] for each in samples["kvtrio_adapter_info"]} == {ODD}
+
+
+async def test_gauges_show_the_present(autojump_clock: Any) -> None:
+    """Who runs, waits and holds blocks now, and under which adapters."""
+    sim = SimSettings(num_places=1)
+    async with serving(sim=sim) as server:
+        await server.add_adapter("a")
+        await server.add_adapter("b")
+        async with trio.open_nursery() as nursery:
+            for name in ("a", "b"):
+                body = {"prompt": "x" * 20, "n_predict": 30, "model": name}
+                nursery.start_soon(server.post, NATIVE, body)
+                await trio.sleep(0.05)
+            samples = await scrape(server)
+            assert value(samples, "kvtrio_requests_running") == 1
+            assert value(samples, "kvtrio_requests_waiting") == 1
+            assert value(samples, "vllm:num_requests_waiting") == 1
+            (info,) = samples["vllm:lora_requests_info"]
+            assert info.labels["running_lora_adapters"] == "a"
+            assert info.labels["waiting_lora_adapters"] == "b"
+            assert value(samples, "kvtrio_adapter_requests", name="b", state="waiting") == 1
+            assert 0 < value(samples, "vllm:kv_cache_usage_perc") < 1
+        samples = await scrape(server)
+        assert value(samples, "kvtrio_requests_running") == 0
+        assert value(samples, "vllm:kv_cache_usage_perc") == 0
+        used = value(samples, "kvtrio_blocks_used", tier="device")
+        assert 0 < used <= value(samples, "kvtrio_blocks_limit", tier="device")
+        assert value(samples, "kvtrio_blocks_limit", tier="ram") == 32
+
+
+async def test_rates_are_since_the_last_look(autojump_clock: Any) -> None:
+    """As llama-server's: tokens per second of work between two scrapes, 0 if there was none."""
+    async with serving() as server:
+        await server.post(NATIVE, {"prompt": "x" * 50, "n_predict": 11})
+        first = await scrape(server)
+        assert value(first, "llamacpp:predicted_tokens_seconds") == pytest.approx(1000 / 5.7)
+        second = await scrape(server)
+        assert value(second, "llamacpp:predicted_tokens_seconds") == 0
+
+
+async def test_what_was_left_counts_as_aborted(autojump_clock: Any) -> None:
+    """A hang-up is a request too, with what it computed."""
+    async with serving() as server:
+        body = {"prompt": "x", "n_predict": 99, "stream": True}
+        await server.post(NATIVE, body, hang_up_after=2)
+        await server.stack.engine.wait_idle()
+        samples = await scrape(server)
+        assert value(samples, "kvtrio_requests_total", reason="abort") == 1
+        assert value(samples, "kvtrio_prompt_tokens_total") == 2
+
+
+async def test_no_label_holds_a_callers_words(autojump_clock: Any) -> None:
+    """Session, purpose, salt, model and prompt stay out."""
+    word = "Canary7Words"
+    async with serving(purposes=("chat",)) as server:
+        ours = {"session": word, "purpose": "chat"}
+        body = {"prompt": word, "n_predict": 1, "model": word, "cache_salt": word, "kvtrio": ours}
+        assert (await server.post(NATIVE, body)).status == 200
+        assert word not in (await server.get("/metrics")).raw.body.decode()
