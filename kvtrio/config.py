@@ -123,7 +123,7 @@ class HttpOptions:
 @Parameter(name="*", group=SCHEDULING)
 @frozen(kw_only=True)
 class SchedulingSettings:
-    """How many requests run, wait and share a step."""
+    """How many requests run, wait and share a step, and how long a step may take."""
 
     parallel: Annotated[
         int,
@@ -141,17 +141,42 @@ class SchedulingSettings:
             help="Requests that may wait; more get status 429.",
         ),
     ] = 64
+    max_waiting_tokens: Annotated[
+        int | None,
+        Parameter(
+            name="--max-waiting-tokens",
+            validator=Count,
+            help="Prompt tokens of all waiting requests together; more get status 429. Default: "
+            "four of the longest requests for each place.",
+        ),
+    ] = None
+    max_gap_ms: Annotated[
+        float,
+        Parameter(
+            name="--max-gap-ms",
+            validator=Number(gt=0),
+            help="Longest pause between two tokens of a streamed answer for the sake of others' "
+            "prompts, in milliseconds. The scheduler fcfs does not keep it.",
+        ),
+    ] = 100.0
     batch_size: Annotated[
         int,
         Parameter(
             name=["--batch-size", "-b"],
             validator=Count,
-            help="Most tokens computed in one step; a longer prompt is computed in chunks.",
+            help="Most tokens computed in one step, whatever the time: a limit on memory. The "
+            "size of a step follows --max-gap-ms.",
         ),
-    ] = 512
+    ] = 4096
     scheduler: Annotated[
-        str, Parameter(name="--scheduler", help="Scheduling policy: fcfs or an installed plug-in.")
-    ] = "fcfs"
+        str,
+        Parameter(
+            name="--scheduler",
+            help="stall_free (streams go on, short prompts first), fair (users share alike), "
+            "priority (classes by kvtrio.priority), fcfs (in order, without regard to time), or "
+            "an installed plug-in.",
+        ),
+    ] = "stall_free"
     block_size: Annotated[
         int, Parameter(name="--block-size", validator=Count, show=False, help="Tokens per block.")
     ] = 16

@@ -63,6 +63,8 @@ def server_start(prepared: Prepared, info: BackendInfo, begun: Begun) -> ServerS
         num_places=scheduling.parallel,
         max_context=info.max_context,
         max_waiting=scheduling.max_waiting,
+        max_batch_tokens=scheduling.batch_size,
+        max_gap_s=scheduling.max_gap_ms / 1e3,
         block_size=info.block_size,
         num_blocks=info.num_blocks,
         num_host_blocks=info.num_host_blocks,

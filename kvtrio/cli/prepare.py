@@ -31,6 +31,8 @@ from kvtrio.serve.served import ServedModel
 DEFAULT_MODEL = "smollm2"
 MIB = 1 << 20
 MAX_DEFAULT_CACHE_MIB = 8192
+WAITING_PER_PLACE = 4
+"""Of the longest requests, unless the user says otherwise."""
 
 
 @frozen(kw_only=True, eq=False)
@@ -142,13 +144,17 @@ def default_cache_ram() -> int:
 
 def core_config(config: ServeConfig, info: BackendInfo) -> CoreConfig:
     """The core's limits over the memory that the backend has."""
+    scheduling = config.scheduling
+    longest_queue = WAITING_PER_PLACE * scheduling.parallel * info.max_context
     core = CoreConfig(
         groups=info.groups,
         block_size=info.block_size,
-        num_places=config.scheduling.parallel,
+        num_places=scheduling.parallel,
         max_context=info.max_context,
-        max_waiting=config.scheduling.max_waiting,
-        max_batch_tokens=config.scheduling.batch_size,
+        max_waiting=scheduling.max_waiting,
+        max_waiting_tokens=scheduling.max_waiting_tokens or longest_queue,
+        max_batch_tokens=scheduling.batch_size,
+        max_gap_s=scheduling.max_gap_ms / 1e3,
         num_host_blocks=info.num_host_blocks,
         is_unified=info.is_unified,
     )

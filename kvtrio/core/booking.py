@@ -62,7 +62,7 @@ def _book(state: State, request: Request, sampled: Sampled | None, step: _Step) 
 
 
 def _append(state: State, request: Request, sampled: Sampled, step: _Step) -> list[Output]:
-    _note_time(request, step)
+    _note_time(state, request, step)
     request.token_ids.append(sampled.token_id)
     request.trail.extend((sampled.token_id,))
     state.service.charge(request.submit.tenant, 0, 1)
@@ -77,12 +77,14 @@ def _append(state: State, request: Request, sampled: Sampled, step: _Step) -> li
     return outputs
 
 
-def _note_time(request: Request, step: _Step) -> None:
+def _note_time(state: State, request: Request, step: _Step) -> None:
     last_s, request.last_token_s = request.last_token_s, step.now
     if last_s is None:
         request.first_token_s = step.now
         return
     seconds = step.now - last_s
+    if seconds > state.config.max_gap_s:
+        state.num_stalls[_cause(request, step)] += 1
     if request.longest_gap is None or seconds > request.longest_gap.seconds:
         request.longest_gap = Gap(seconds, _cause(request, step), step.num_prefill_tokens)
     request.was_preempted = False
@@ -110,7 +112,9 @@ def _announcements(request: Request) -> list[Output]:
         assert request.started_s is not None
         request.is_announced = True
         outputs.append(Started(request.request_id, request.place, request.started_s))
-    if request.num_computed_tokens <= request.num_prompt_tokens:
+    # What a preempted request reads again after its first token is nobody's progress.
+    is_reading = request.first_token_s is None
+    if is_reading and request.num_computed_tokens <= request.num_prompt_tokens:
         outputs.append(
             Progress(
                 request.request_id,

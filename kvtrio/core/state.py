@@ -3,6 +3,7 @@
 Changed by the functions of ``planning`` and ``booking`` and by ``Core`` alone.
 """
 
+from collections import Counter
 from collections.abc import Mapping
 
 from attrs import define, field, frozen
@@ -19,7 +20,7 @@ from kvtrio.core.request import Request
 from kvtrio.core.reuse import BlockTables
 from kvtrio.core.service import Service
 from kvtrio.core.tiers import TieredCache
-from kvtrio.core.types import FinishReason, RequestId, RequestState, Tier
+from kvtrio.core.types import FinishReason, GapCause, RequestId, RequestState, Tier
 
 STAY_FADE = 0.9
 """Weight of the last stay in a place against this one."""
@@ -37,6 +38,8 @@ class CoreStatistics:
     """Held and cached."""
     max_blocks: Mapping[Tier, int]
     places: tuple[PlaceView, ...]
+    num_stalls: Mapping[GapCause, int] = field(factory=dict)
+    """Gaps between two tokens of an answer above the bound, since the start."""
 
 
 @define(eq=False)
@@ -64,6 +67,7 @@ class State:
     next_step: int = field(init=False, default=0)
     mean_stay_s: float = field(init=False, default=0.0)
     """How long requests keep their places, lately."""
+    num_stalls: Counter[GapCause] = field(init=False, factory=Counter)
 
     def __attrs_post_init__(self) -> None:
         config = self.config
@@ -153,6 +157,7 @@ class State:
             num_used_blocks={tier: self.cache.num_used[tier] for tier in Tier},
             max_blocks={tier: self.cache.limits[tier] for tier in Tier},
             places=self.places.views(),
+            num_stalls=dict(self.num_stalls),
         )
 
 

@@ -30,6 +30,8 @@ class GapCause(Enum):
     MOVE = "move"
     """State moved between memories."""
     PREEMPTED = "preempted"
+    READER = "reader"
+    """The tokens were ready and lay unread; found by the engine, never by the core."""
 
 
 class RequestState(Enum):

@@ -15,7 +15,7 @@ from types import TracebackType
 import trio
 from attrs import define, field, frozen
 
-from kvtrio.core.events import Finished, Output, Progress, Rejected
+from kvtrio.core.events import Finished, Output, Progress, Rejected, TokenOut
 from kvtrio.core.types import RequestId
 
 NUM_OTHER_OUTPUTS = 3
@@ -45,6 +45,11 @@ class Handle:
     max_new_tokens: int
     """How many tokens the request may get; bounds the outbox."""
     _abort: Callable[[RequestId], None]
+    _clock: Callable[[], float]
+    longest_unread_s: float = field(init=False, default=0.0)
+    """Longest time for which tokens lay ready."""
+    _ready_s: float | None = field(init=False, default=None)
+    """Since when tokens do."""
     _ready: list[Output] = field(init=False, factory=list)
     _news: trio.Event = field(init=False, factory=trio.Event)
     _is_finished: bool = field(init=False, default=False)
@@ -69,6 +74,8 @@ class Handle:
         """What is unread; raises ``EngineStopped`` if the rest can never come."""
         if outputs := tuple(self._ready):
             self._ready.clear()
+            self.note_unread()
+            self._ready_s = None
             if not self._has_ended:
                 self._news = trio.Event()
         elif self._is_stopped and not (self._is_finished or self._is_closed):
@@ -81,6 +88,8 @@ class Handle:
             return
         self._is_closed = True
         self._ready.clear()
+        self.note_unread()
+        self._ready_s = None
         self._tell()
         if not (self._is_finished or self._is_stopped):
             self._abort(self.request_id)
@@ -120,8 +129,15 @@ class Handle:
         if isinstance(output, Progress) and self._ready and isinstance(self._ready[-1], Progress):
             self._ready.pop()
         self._ready.append(output)
+        if self._ready_s is None and isinstance(output, TokenOut):
+            self._ready_s = self._clock()
         assert len(self._ready) <= self.max_new_tokens + NUM_OTHER_OUTPUTS
         self._tell()
+
+    def note_unread(self) -> None:
+        """Count the time for which tokens have been lying ready until now."""
+        if self._ready_s is not None:
+            self.longest_unread_s = max(self.longest_unread_s, self._clock() - self._ready_s)
 
     def stop(self) -> None:
         """The engine has ended; the reader gets what is left, then ``EngineStopped``."""

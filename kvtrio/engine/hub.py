@@ -11,12 +11,14 @@ from collections.abc import Callable
 import trio
 from attrs import define, field, frozen
 
+from kvtrio.core.admission import predicted_first_token_s, predicted_start_s
 from kvtrio.core.batch import Batch, Chunk, StepResult
 from kvtrio.core.events import (
     Abort,
     Cached,
     Drain,
     Finished,
+    Gap,
     Output,
     Rejected,
     Submit,
@@ -26,9 +28,19 @@ from kvtrio.core.events import (
 from kvtrio.core.identity import effective
 from kvtrio.core.machine import Core, CoreStatistics
 from kvtrio.core.tiers import TierMoves
-from kvtrio.core.types import RequestId
+from kvtrio.core.types import GapCause, RequestId
 from kvtrio.engine.handle import EngineStopped, Handle, Refused
-from kvtrio.engine.records import Gaps, Observer, RequestRecord, StepRecord
+from kvtrio.engine.records import (
+    CostRecord,
+    Gaps,
+    Observer,
+    RequestRecord,
+    StepRecord,
+    breach_of,
+)
+
+COST_EVERY = 1000
+"""Steps between two reports of what they cost."""
 
 
 @frozen(eq=False)
@@ -67,8 +79,10 @@ class Hub:
         self._check(self._core)
         match outputs:
             case [Rejected() as rejected]:
+                self._observer.rejected(rejected)
                 raise Refused(rejected)
-        handle = Handle(submit.request_id, self._longest_answer(submit), self._abort)
+        longest = self._longest_answer(submit)
+        handle = Handle(submit.request_id, longest, self._abort, self._clock)
         self._live[submit.request_id] = _Live(handle, submit)
         if self._is_idle.is_set():
             self._is_idle = trio.Event()
@@ -95,6 +109,15 @@ class Hub:
     def statistics(self) -> CoreStatistics:
         return self._core.statistics()
 
+    def cost(self) -> CostRecord:
+        return CostRecord.of(self._core.cost)
+
+    def predicted_start_s(self) -> float:
+        return predicted_start_s(self._core)
+
+    def predicted_first_token_s(self, num_prompt_tokens: int) -> float:
+        return predicted_first_token_s(self._core, num_prompt_tokens)
+
     async def wait_idle(self) -> None:
         """Return when no request is waiting or running; at once after the engine's end."""
         await self._is_idle.wait()
@@ -120,18 +143,25 @@ class Hub:
         outputs = self._core.update(batch, result, self._clock())
         self._check(self._core)
         self._hand_out(outputs)
-        statistics = self._core.statistics()
-        self._observer.step(
-            StepRecord(
-                step=batch.step,
-                num_chunks=len(batch.chunks),
-                num_prefill_tokens=batch.num_tokens - num_decode_rows,
-                num_decode_rows=num_decode_rows,
-                num_waiting=statistics.num_waiting,
-                num_running=statistics.num_running,
-                duration_s=duration_s,
-            )
+        self._report_step(batch, num_decode_rows, duration_s)
+
+    def _report_step(self, batch: Batch, num_decode_rows: int, duration_s: float) -> None:
+        core, num_prefill_tokens = self._core, batch.num_tokens - num_decode_rows
+        record = StepRecord(
+            step=batch.step,
+            num_chunks=len(batch.chunks),
+            num_prefill_tokens=num_prefill_tokens,
+            num_decode_rows=num_decode_rows,
+            num_waiting=len(core.waiting),
+            num_running=len(core.running),
+            duration_s=duration_s,
+            predicted_s=batch.predicted_s,
+            limit_s=batch.limit_s,
+            breach=breach_of(batch, num_prefill_tokens, core.config.block_size, duration_s),
         )
+        self._observer.step(record)
+        if (batch.step + 1) % COST_EVERY == 0:
+            self._observer.cost(self.cost())
 
     def stop(self) -> None:
         """The loop has ended: wake all that wait, so that nobody waits for ever."""
@@ -139,6 +169,8 @@ class Hub:
         for live in self._live.values():
             live.handle.stop()
         self._is_idle.set()
+        if self._core.cost.num_observed:
+            self._observer.cost(self.cost())
 
     def _is_decode(self, chunk: Chunk) -> bool:
         return chunk.start >= len(self._live[chunk.request_id].submit.token_ids)
@@ -193,4 +225,16 @@ def _record(finished: Finished, live: _Live) -> RequestRecord:
         session=submit.session,
         purpose=submit.purpose,
         num_recalled_tokens=submit.num_recalled_tokens,
+        num_recomputed_tokens=finished.num_recomputed_tokens,
+        num_preemptions=finished.num_preemptions,
+        longest_gap=_longest_gap(finished, live.handle),
     )
+
+
+def _longest_gap(finished: Finished, handle: Handle) -> Gap | None:
+    """Between two tokens as the reader saw them: a reader that does not read is a cause, too."""
+    gap = finished.longest_gap
+    handle.note_unread()
+    if gap is not None and handle.longest_unread_s > gap.seconds:
+        return Gap(handle.longest_unread_s, GapCause.READER, 0)
+    return gap

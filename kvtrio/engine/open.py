@@ -17,7 +17,7 @@ from kvtrio.engine.group import HandleGroup
 from kvtrio.engine.handle import EngineStopped, Handle, Refused
 from kvtrio.engine.hub import Hub
 from kvtrio.engine.loop import run_steps
-from kvtrio.engine.records import Observer
+from kvtrio.engine.records import CostRecord, Observer
 
 
 @define(eq=False)
@@ -65,6 +65,18 @@ class Engine:
     async def unload_adapter(self, adapter_id: int) -> None:
         """Take it away. No request may use it, waiting ones included."""
         await self._executor.unload_adapter(adapter_id)
+
+    def cost(self) -> CostRecord:
+        """What steps cost, as learned so far."""
+        return self._hub.cost()
+
+    def predicted_start_s(self) -> float:
+        """Seconds until a request that came now would get a place."""
+        return self._hub.predicted_start_s()
+
+    def predicted_first_token_s(self, num_prompt_tokens: int) -> float:
+        """Seconds until a request of that size would get its first token if it came now."""
+        return self._hub.predicted_first_token_s(num_prompt_tokens)
 
     def statistics(self) -> CoreStatistics:
         return self._hub.statistics()

@@ -1,14 +1,30 @@
 """What the engine tells observers: numbers, enums and ids; no text and no token."""
 
-from typing import Protocol
+from enum import Enum
+from typing import Protocol, Self
 
 from attrs import define, field, frozen
 
-from kvtrio.core.events import Cached
+from kvtrio.core.batch import Batch
+from kvtrio.core.cost import CostModel
+from kvtrio.core.events import Cached, Gap, Rejected
 from kvtrio.core.explain import CacheReport
 from kvtrio.core.identity import AdapterUse
 from kvtrio.core.tiers import TierMoves
 from kvtrio.core.types import FinishReason, RequestId, Retain
+
+
+class BreachReason(Enum):
+    """Why a step took longer than it may."""
+
+    ROWS = "rows"
+    """The decoding rows alone were expected to: streams go on, whatever it costs."""
+    ONE_BLOCK = "one_block"
+    """Expected, for one block of a prompt: without it no prompt would ever be read."""
+    POLICY = "policy"
+    """Expected, for more than a block: the policy does not keep the bound."""
+    MISPREDICTED = "mispredicted"
+    """It was expected to take less."""
 
 
 @frozen(kw_only=True)
@@ -23,8 +39,48 @@ class StepRecord:
     """After the step, as ``num_running``."""
     num_running: int
     duration_s: float
-    predicted_s: float | None = None
-    """What the policy's cost model expected; None without one."""
+    predicted_s: float
+    """What the cost model expected, with its margin."""
+    limit_s: float
+    """What the step may take."""
+    breach: BreachReason | None = None
+    """Why it took longer than that; None if it did not."""
+
+
+def breach_of(
+    batch: Batch, num_prefill_tokens: int, block_size: int, duration_s: float
+) -> BreachReason | None:
+    """Why a step exceeded its limit; None if it did not."""
+    if duration_s <= batch.limit_s:
+        return None
+    if batch.predicted_s <= batch.limit_s:
+        return BreachReason.MISPREDICTED
+    if num_prefill_tokens == 0:
+        return BreachReason.ROWS
+    is_one = num_prefill_tokens <= block_size
+    return BreachReason.ONE_BLOCK if is_one else BreachReason.POLICY
+
+
+@frozen(kw_only=True)
+class CostRecord:
+    """What the cost model has learned: seconds per unit of each thing that a step does."""
+
+    num_observed: int
+    """Steps it was fitted to."""
+    margin: float
+    """What predictions are multiplied by."""
+    base_s: float
+    prefill_token_s: float
+    prefill_context_s: float
+    """Per token of prefill and position it attends to."""
+    decode_row_s: float
+    decode_context_s: float
+    adapter_s: float
+
+    @classmethod
+    def of(cls, cost: CostModel) -> Self:
+        per_unit = {f"{name}_s": seconds for name, seconds in cost.coefficients().items()}
+        return cls(num_observed=cost.num_observed, margin=cost.margin, **per_unit)
 
 
 @frozen(kw_only=True)
@@ -59,6 +115,11 @@ class RequestRecord:
     """Place of the request's purpose in the operator's list."""
     num_recalled_tokens: int = 0
     """Prompt tokens that kept the ids with which they were generated here."""
+    num_recomputed_tokens: int = 0
+    """Computed again after a preemption; in none of the other counts."""
+    num_preemptions: int = 0
+    longest_gap: Gap | None = None
+    """As the reader saw it, with its cause; None with fewer than two tokens."""
 
 
 class Observer(Protocol):
@@ -79,6 +140,14 @@ class Observer(Protocol):
         """The cache moved or lost blocks since the last step."""
         ...
 
+    def rejected(self, record: Rejected) -> None:
+        """A request was not admitted."""
+        ...
+
+    def cost(self, record: CostRecord) -> None:
+        """What was learned so far; now and then, and at the end."""
+        ...
+
 
 class NullObserver:
     """Looks away."""
@@ -93,6 +162,12 @@ class NullObserver:
         pass
 
     def moved(self, record: TierMoves) -> None:
+        pass
+
+    def rejected(self, record: Rejected) -> None:
+        pass
+
+    def cost(self, record: CostRecord) -> None:
         pass
 
 

@@ -3,7 +3,8 @@
 from enum import Enum
 
 from kvtrio.core.explain import CachePath, MissReason, TurnClass
-from kvtrio.core.types import FinishReason, RequestId, Retain
+from kvtrio.core.types import FinishReason, GapCause, RejectReason, RequestId, Retain
+from kvtrio.engine.records import BreachReason
 from kvtrio.obs.schema import Digest, Level, event
 
 SCHEMA = "kvtrio.decision/1"
@@ -102,6 +103,9 @@ class ServerStart:
     max_context: int
     """Longest request, in tokens."""
     max_waiting: int
+    max_batch_tokens: int
+    max_gap_s: float
+    """What a step may take while an answer streams."""
     block_size: int
     """Tokens per block."""
     num_blocks: int
@@ -176,6 +180,26 @@ class RequestDone:
     evicted_age_s: float | None
     num_recalled_tokens: int
     """Prompt tokens that kept the ids with which they were generated."""
+    num_recomputed_tokens: int
+    """Computed again after a preemption; in none of the other counts."""
+    num_preemptions: int
+    longest_gap_s: float | None
+    """As the reader saw it."""
+    longest_gap_cause: GapCause | None
+    longest_gap_prefill_tokens: int | None
+    """Of others' prompts, in the step that ended it."""
+
+
+@event("request.rejected", Level.INFO)
+class RequestRejected:
+    """A request was not admitted."""
+
+    request_id: RequestId
+    reason: RejectReason
+    num_prompt_tokens: int
+    limit: int
+    """The one that was met: tokens of context, waiting requests or tokens, or 0."""
+    retry_after_s: float
 
 
 @event("cache.match", Level.INFO)
@@ -262,9 +286,32 @@ class SchedStep:
     """After the step, as ``num_waiting``."""
     num_waiting: int
     duration_s: float
-    predicted_s: float | None
+    predicted_s: float
+    """What the cost model expected, with its margin."""
+    limit_s: float
+    """What it may take: the gap where an answer streams, else what keeps joining quick."""
+    is_breach: bool
+    """It took longer; always written."""
+    breach: BreachReason | None
     is_slow: bool
     """Written because of its duration, not by sampling."""
+
+
+@event("sched.cost", Level.INFO)
+class SchedCost:
+    """What the cost model has learned, in seconds per unit; now and then, and at the end."""
+
+    num_observed: int
+    """Steps."""
+    margin: float
+    """What predictions are multiplied by."""
+    base_s: float
+    prefill_token_s: float
+    prefill_context_s: float
+    """Per token of prefill and position it attends to."""
+    decode_row_s: float
+    decode_context_s: float
+    adapter_s: float
 
 
 @event("loop.stall", Level.WARNING)
@@ -290,6 +337,7 @@ CATALOGUE = (
     ServerStop,
     ServerCrash,
     RequestDone,
+    RequestRejected,
     CacheMatch,
     CacheDivergence,
     CacheRestore,
@@ -297,6 +345,7 @@ CATALOGUE = (
     CacheDiscard,
     AdapterChange,
     SchedStep,
+    SchedCost,
     LoopStall,
     LibraryNote,
 )

@@ -11,6 +11,7 @@ from prometheus_client.core import (
 )
 
 from kvtrio.core.machine import CoreStatistics
+from kvtrio.engine.records import CostRecord
 from kvtrio.obs.tally import Spread, Tally
 
 Labels = dict[str, str]
@@ -33,6 +34,7 @@ class Snapshot:
 
     tally: Tally
     statistics: CoreStatistics
+    cost: CostRecord
     block_size: int
     model: str
     adapters: tuple[AdapterLabels, ...]

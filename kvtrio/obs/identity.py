@@ -28,6 +28,14 @@ class Sealer:
         hasher.update(salt.encode("utf-8", "replace"))
         return hasher.digest()
 
+    def tenant(self, api_key: bytes, user: str) -> bytes:
+        """Who is served, for a fair share: the holder of a key, or one user among the holder's.
+        Unlike the namespace it has no salt, which would make a new tenant of every request."""
+        hasher = blake2b(key=self.tenant_key, digest_size=NAMESPACE_BYTES, person=b"tenant")
+        hasher.update(len(api_key).to_bytes(8, "little") + api_key)
+        hasher.update(user.encode("utf-8", "replace"))
+        return hasher.digest()
+
     def session(self, namespace: bytes, name: str) -> bytes:
         """Eight bytes; another tenant's session of the same name is another."""
         digest = Digest.of_bytes(namespace + b"\0" + name.encode("utf-8", "replace"), self.log_key)

@@ -9,7 +9,8 @@ from attrs import define, field, frozen
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import Metric
 
-from kvtrio.core.types import FinishReason, Tier
+from kvtrio.core.types import FinishReason, GapCause, RejectReason, Tier
+from kvtrio.engine.records import BreachReason, CostRecord
 from kvtrio.obs.families import Snapshot, Values, counter, gauge, histogram, one
 from kvtrio.obs.metrics_compat import Scrapes, llamacpp_families, vllm_families
 from kvtrio.obs.tally import Requests, Tally
@@ -52,6 +53,8 @@ def own_families(snapshot: Snapshot) -> Iterator[Metric]:
     yield from _times(requests)
     yield from _cache(snapshot)
     yield from _steps(snapshot.tally)
+    yield from _bounds(snapshot)
+    yield from _costs(snapshot.cost)
     yield from _adapters(snapshot)
 
 
@@ -82,6 +85,9 @@ def _requests(requests: Requests) -> Iterator[Metric]:
         ({"reason": reason.value, "turn": turn.value}, number)
         for (reason, turn), number in requests.by_miss.items()
     ]
+    preemptions, again = requests.num_preemptions, requests.num_recomputed_tokens
+    yield counter("kvtrio_preemptions", "Of ended requests", one(preemptions))
+    yield counter("kvtrio_recomputed_tokens", "Computed again after a preemption", one(again))
     yield counter(
         "kvtrio_cache_lookups", "Started requests, by why not more was reused and turn", matches
     )
@@ -119,6 +125,7 @@ def _cache(snapshot: Snapshot) -> Iterator[Metric]:
         yield gauge(f"kvtrio_blocks_{name}", help_text, values)
     yield gauge("kvtrio_requests_running", "In a place", one(statistics.num_running))
     yield gauge("kvtrio_requests_waiting", "In the queue", one(statistics.num_waiting))
+    yield gauge("kvtrio_tokens_waiting", "Prompts there", one(statistics.num_waiting_tokens))
 
 
 def _steps(tally: Tally) -> Iterator[Metric]:
@@ -129,6 +136,38 @@ def _steps(tally: Tally) -> Iterator[Metric]:
     yield counter("kvtrio_steps", "Forward passes", one(tally.num_steps))
     yield counter("kvtrio_step_tokens", "Tokens computed in them", kinds)
     yield histogram("kvtrio_step_seconds", "Duration of a forward pass", tally.step_time)
+    yield histogram(
+        "kvtrio_step_accuracy_ratio", "Measured over predicted duration", tally.accuracy
+    )
+
+
+def _bounds(snapshot: Snapshot) -> Iterator[Metric]:
+    """What was to stay within a bound and did not, by why."""
+    tally, stalls = snapshot.tally, snapshot.statistics.num_stalls
+    causes = [cause for cause in GapCause if cause is not GapCause.READER]
+    by_cause: Values = [({"cause": cause.value}, stalls.get(cause, 0)) for cause in causes]
+    yield counter("kvtrio_stalls", "Gaps between two tokens above the bound", by_cause)
+    slow = tally.requests.num_slow_readers
+    yield counter("kvtrio_slow_readers", "Answers whose reader made the longest gap", one(slow))
+    by_breach: Values = [({"reason": why.value}, tally.by_breach[why]) for why in BreachReason]
+    yield counter("kvtrio_step_breaches", "Steps that took longer than they may", by_breach)
+    rejections = tally.by_rejection
+    by_reason: Values = [({"reason": why.value}, rejections[why]) for why in RejectReason]
+    yield counter("kvtrio_rejections", "Requests that were not admitted", by_reason)
+
+
+def _costs(cost: CostRecord) -> Iterator[Metric]:
+    per_unit = {
+        "base": cost.base_s,
+        "prefill_token": cost.prefill_token_s,
+        "prefill_context": cost.prefill_context_s,
+        "decode_row": cost.decode_row_s,
+        "decode_context": cost.decode_context_s,
+        "adapter": cost.adapter_s,
+    }
+    values: Values = [({"of": name}, seconds) for name, seconds in per_unit.items()]
+    yield gauge("kvtrio_step_cost_seconds", "Learned, per unit of what a step does", values)
+    yield gauge("kvtrio_step_cost_margin", "Predictions are multiplied by it", one(cost.margin))
 
 
 def _adapters(snapshot: Snapshot) -> Iterator[Metric]:

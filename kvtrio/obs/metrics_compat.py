@@ -106,7 +106,7 @@ def _vllm_counters(snapshot: Snapshot, labels: Labels) -> Iterator[Metric]:
     counters = {
         "prefix_cache_queries": ("Prompt tokens", requests.num_prompt_tokens),
         "prefix_cache_hits": ("Prompt tokens reused", requests.num_cached_tokens),
-        "num_preemptions": ("Requests never lose their place here", 0),
+        "num_preemptions": ("Lost places, of ended requests", requests.num_preemptions),
         "prompt_tokens": ("Prompt tokens, reused ones included", requests.num_prompt_tokens),
         "generation_tokens": ("Tokens generated", requests.num_generated_tokens),
     }

@@ -5,11 +5,11 @@ from typing import Any
 import attrs
 from attrs import define, field, frozen
 
-from kvtrio.core.events import Cached
+from kvtrio.core.events import Cached, Rejected
 from kvtrio.core.explain import MissReason
 from kvtrio.core.tiers import TierMoves
 from kvtrio.core.types import Retain
-from kvtrio.engine.records import Observer, RequestRecord, StepRecord
+from kvtrio.engine.records import CostRecord, Observer, RequestRecord, StepRecord
 from kvtrio.obs.events import (
     CacheDiscard,
     CacheEvict,
@@ -17,6 +17,8 @@ from kvtrio.obs.events import (
     CacheRestore,
     DiscardReason,
     RequestDone,
+    RequestRejected,
+    SchedCost,
     SchedStep,
 )
 from kvtrio.obs.identity import adapter_set
@@ -43,6 +45,8 @@ PLAIN = (
     "purpose",
     "retain",
     "num_recalled_tokens",
+    "num_recomputed_tokens",
+    "num_preemptions",
 )
 """Fields of a request's record that its line has under the same name."""
 
@@ -71,9 +75,10 @@ class JsonObserver:
         self.num_steps += 1
         is_slow = record.duration_s >= self.sampling.slow_s
         is_sample = record.step % self.sampling.every == 0
-        if is_slow or is_sample or self.log.wants(Level.DEBUG):
+        is_breach = record.breach is not None
+        if is_slow or is_breach or is_sample or self.log.wants(Level.DEBUG):
             numbers = attrs.asdict(record, recurse=False)
-            self.log.emit(SchedStep(is_slow=is_slow, **numbers))
+            self.log.emit(SchedStep(is_slow=is_slow, is_breach=is_breach, **numbers))
 
     def request(self, record: RequestRecord) -> None:
         self.num_requests += 1
@@ -103,6 +108,12 @@ class JsonObserver:
             )
         )
 
+    def rejected(self, record: Rejected) -> None:
+        self.log.emit(RequestRejected(**attrs.asdict(record, recurse=False)))
+
+    def cost(self, record: CostRecord) -> None:
+        self.log.emit(SchedCost(**attrs.asdict(record, recurse=False)))
+
     def moved(self, record: TierMoves) -> None:
         if record.num_promoted:
             self.log.emit(CacheRestore(num_blocks=record.num_promoted))
@@ -120,7 +131,7 @@ class JsonObserver:
 def _done(record: RequestRecord, key: bytes) -> RequestDone:
     report = record.cache
     plain: dict[str, Any] = {name: getattr(record, name) for name in PLAIN}
-    session = record.session
+    session, gap = record.session, record.longest_gap
     return RequestDone(
         **plain,
         session=None if session is None else Digest(int.from_bytes(session)),
@@ -135,6 +146,9 @@ def _done(record: RequestRecord, key: bytes) -> RequestDone:
         num_other_tokens=report.num_other_tokens,
         divergence_at=report.num_matched_tokens if report.reason in DIVERGED else None,
         evicted_age_s=report.evicted_age_s,
+        longest_gap_s=gap.seconds if gap else None,
+        longest_gap_cause=gap.cause if gap else None,
+        longest_gap_prefill_tokens=gap.num_prefill_tokens if gap else None,
     )
 
 
@@ -159,3 +173,11 @@ class FanOut:
     def moved(self, record: TierMoves) -> None:
         for observer in self.observers:
             observer.moved(record)
+
+    def rejected(self, record: Rejected) -> None:
+        for observer in self.observers:
+            observer.rejected(record)
+
+    def cost(self, record: CostRecord) -> None:
+        for observer in self.observers:
+            observer.cost(record)

@@ -10,13 +10,14 @@ from collections.abc import Sequence
 
 from attrs import define, field
 
-from kvtrio.core.events import Cached
+from kvtrio.core.events import Cached, Rejected
 from kvtrio.core.explain import MissReason, TurnClass
 from kvtrio.core.tiers import TierMoves
-from kvtrio.core.types import FinishReason
-from kvtrio.engine.records import RequestRecord, StepRecord
+from kvtrio.core.types import FinishReason, GapCause, RejectReason
+from kvtrio.engine.records import BreachReason, CostRecord, RequestRecord, StepRecord
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+RATIOS = (0.25, 0.5, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0)
 TOKENS = (1.0, 4.0, 16.0, 64.0, 256.0, 1024.0, 4096.0, 16384.0, 65536.0)
 
 
@@ -61,6 +62,10 @@ class Requests:
     num_host_tokens: int = 0
     num_recalled_tokens: int = 0
     num_generated_tokens: int = 0
+    num_recomputed_tokens: int = 0
+    num_preemptions: int = 0
+    num_slow_readers: int = 0
+    """Answers whose longest gap was their reader's."""
     longest_tokens: int = 0
     """Prompt and answer of the longest request."""
     by_reason: Counter[FinishReason] = field(factory=Counter)
@@ -98,6 +103,8 @@ class Requests:
         self.num_host_tokens += report.num_host_tokens
         self.num_recalled_tokens += record.num_recalled_tokens
         self.num_generated_tokens += record.num_generated_tokens
+        self.num_recomputed_tokens += record.num_recomputed_tokens
+        self.num_preemptions += record.num_preemptions
         self.longest_tokens = max(self.longest_tokens, total)
         self.by_reason[record.reason] += 1
         if record.place is not None:
@@ -118,6 +125,8 @@ class Requests:
         self.gaps.add_all(record.gaps_s)
         if record.gap_max_s is not None:
             self.longest_gap.add(record.gap_max_s)
+        if record.longest_gap is not None:
+            self.num_slow_readers += record.longest_gap.cause is GapCause.READER
 
 
 @define(eq=False)
@@ -131,6 +140,10 @@ class Tally:
     num_decode_rows: int = 0
     step_time: Spread = field(factory=Spread)
     step_tokens: Spread = field(factory=lambda: Spread(TOKENS))
+    accuracy: Spread = field(factory=lambda: Spread(RATIOS))
+    """Measured over predicted duration of steps."""
+    by_breach: Counter[BreachReason] = field(factory=Counter)
+    by_rejection: Counter[RejectReason] = field(factory=Counter)
     moves: TierMoves = field(factory=TierMoves)
     """Since the start."""
 
@@ -141,12 +154,22 @@ class Tally:
         self.num_decode_rows += record.num_decode_rows
         self.step_time.add(record.duration_s)
         self.step_tokens.add(record.num_prefill_tokens + record.num_decode_rows)
+        if record.predicted_s > 0:
+            self.accuracy.add(record.duration_s / record.predicted_s)
+        if record.breach is not None:
+            self.by_breach[record.breach] += 1
 
     def request(self, record: RequestRecord) -> None:
         self.requests.add(record)
 
     def cached(self, record: Cached) -> None:
         """Counted with its request, at the end."""
+
+    def rejected(self, record: Rejected) -> None:
+        self.by_rejection[record.reason] += 1
+
+    def cost(self, record: CostRecord) -> None:
+        """Metrics show it as it is when they are asked for."""
 
     def moved(self, record: TierMoves) -> None:
         self.moves.num_promoted += record.num_promoted

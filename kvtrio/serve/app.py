@@ -11,6 +11,7 @@ Rules that the traps of this HTTP stack taught (each has a test):
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import trio
 from attrs import field, frozen
 from quart import Response, request
 from quart_trio import QuartTrio
@@ -41,6 +42,8 @@ from kvtrio.serve.services import Services
 from kvtrio.serve.shown_settings import short_settings
 from kvtrio.serve.text_answer import TextDialect
 from kvtrio.serve.texts import Texts
+
+PREDICTED_TTFT = "Kvtrio-Predicted-Ttft-Ms"
 
 
 @frozen
@@ -102,7 +105,7 @@ class Api:
     ) -> Response:
         settings = self.services.settings
         api_key = given_key(request.headers) if settings.api_keys else None
-        asker = Asker(api_key, settings.new_seed())
+        asker = Asker(api_key, settings.new_seed(), trio.current_time())
         job = await self.services.offload.run(prepare, await _body(), asker)
         # From here to the engine nothing waits: what is resolved is what is admitted.
         selection = self.services.loader.adapters.select(job.lora, job.model_name)
@@ -116,7 +119,8 @@ class Api:
             return raw_json_reply(await whole(generation, dialect, self.services.offload))
         heartbeat_s = job.wants.heartbeat_s or settings.heartbeat_s
         stream = events(generation, dialect, heartbeat_s)
-        return Response(stream, 200, sse.HEADERS, content_type=sse.MIME_TYPE)
+        headers = {**sse.HEADERS, **_forecast(generation.predicted_s)}
+        return Response(stream, 200, headers, content_type=sse.MIME_TYPE)
 
     def _hold(self, selection: Selection) -> Lease:
         lease = self.services.loader.adapters.hold(selection)
@@ -211,6 +215,7 @@ class Api:
         snapshot = Snapshot(
             tally=services.tally,
             statistics=services.engine.statistics(),
+            cost=services.engine.cost(),
             block_size=services.settings.block_size,
             model=services.model.alias,
             adapters=metric_labels(adapters),
@@ -218,6 +223,11 @@ class Api:
             now_s=services.settings.clock(),
         )
         return Response(self.shown_metrics.render(snapshot), 200, content_type=METRICS_TYPE)
+
+
+def _forecast(predicted_s: float | None) -> dict[str, str]:
+    """A stream tells at its end, like every answer; too late for one that waits for its start."""
+    return {} if predicted_s is None else {PREDICTED_TTFT: f"{predicted_s * 1e3:.0f}"}
 
 
 async def _body() -> bytes:

@@ -6,6 +6,7 @@ from kvtrio.core.explain import CacheReport
 from kvtrio.obs.observer import DIVERGED
 from kvtrio.serve.accounts import timings
 from kvtrio.serve.choice import Choice
+from kvtrio.serve.errors import forecast
 
 
 def ending(choice: Choice) -> dict[str, Any]:
@@ -18,6 +19,7 @@ def _extension(choice: Choice) -> dict[str, Any]:
     assert finished is not None
     report = finished.cache
     return {
+        **forecast(choice.predicted_s),
         "cache": {
             "tier": _tier(report),
             "path": report.path.value,
@@ -31,7 +33,7 @@ def _extension(choice: Choice) -> dict[str, Any]:
             "divergence": _divergence(choice, report),
             "evicted_age_s": report.evicted_age_s,
             "recalled": choice.job.num_recalled_of(choice.index),
-        }
+        },
     }
 
 

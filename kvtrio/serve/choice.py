@@ -39,6 +39,8 @@ class Choice:
     encoded: Encoded | None = None
     """The prompt, if the answer is to be remembered."""
     finished: Finished | None = None
+    predicted_s: float | None = None
+    """From arrival to the job's first token, as expected then; None: nobody asked."""
     divergence: Place | None = None
     """Where in the conversation the reuse ended, once it is known."""
 

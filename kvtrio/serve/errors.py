@@ -6,6 +6,7 @@ file name or an exception's text. One exception: whoever loads an adapter is tol
 it, in the reader's words, which may name tensors of that file.
 """
 
+from math import ceil
 from typing import Any
 
 from attrs import frozen
@@ -122,6 +123,13 @@ BODY_TOO_LARGE = ErrorSpec("body_too_large", 413, INVALID, "the body is too larg
 QUEUE_FULL = ErrorSpec(
     "queue_full", 429, "rate_limit_error", "the queue is full ({limit} waiting)", 1
 )
+QUEUE_TOKENS = ErrorSpec(
+    "queue_tokens",
+    429,
+    "rate_limit_error",
+    "the queue is full (its prompts may have {limit} tokens together)",
+    1,
+)
 INTERNAL = ErrorSpec(
     "internal", 500, "server_error", "the server failed on this request; it has been logged"
 )
@@ -131,6 +139,9 @@ DRAINING = ErrorSpec(
 STOPPED = ErrorSpec(
     "stopped", 503, UNAVAILABLE, "the server stopped before the answer was complete", 5
 )
+DEADLINE = ErrorSpec(
+    "deadline", 503, UNAVAILABLE, "the request cannot start before its deadline", 1
+)
 NO_SLOT = ErrorSpec("no_slot", 503, UNAVAILABLE, "no slot available", 1)
 
 CATALOGUE = {value.code: value for value in list(globals().values()) if type(value) is ErrorSpec}
@@ -138,18 +149,38 @@ CATALOGUE = {value.code: value for value in list(globals().values()) if type(val
 
 BODY_NUMBERS = frozenset({"n_prompt_tokens", "n_ctx"})
 """Values that llama-server's clients read from the body as numbers."""
+MAX_RETRY_AFTER_S = 600
+
+
+def forecast(predicted_s: float | None) -> dict[str, float]:
+    """What an answer or an error says under ``kvtrio`` to one who asked when to expect a token."""
+    return {} if predicted_s is None else {"predicted_ttft_ms": predicted_s * 1e3}
 
 
 class ApiError(Exception):
     """An error from the catalogue with its values filled in."""
 
-    def __init__(self, spec: ErrorSpec, param: str | None = None, **values: int | float | str):
-        """``values`` are numbers, or words of ours; never a caller's."""
+    def __init__(
+        self,
+        spec: ErrorSpec,
+        param: str | None = None,
+        *,
+        retry_after_s: float | None = None,
+        predicted_s: float | None = None,
+        **values: int | float | str,
+    ):
+        """``values`` are numbers, or words of ours; never a caller's. ``retry_after_s``, if it is
+        known better than the catalogue knows it, is told in whole seconds, from 1 to 600;
+        ``predicted_s`` is until the first token."""
         super().__init__(spec.code)
         self.spec = spec
         self.param = param
         self.message = spec.text.format(param=param, **values)
         self.numbers = {name: values[name] for name in values if name in BODY_NUMBERS}
+        self.predicted_s = predicted_s
+        self.retry_after_s = spec.retry_after_s
+        if retry_after_s is not None:
+            self.retry_after_s = max(1, ceil(min(retry_after_s, MAX_RETRY_AFTER_S)))
 
     def body(self) -> dict[str, Any]:
         """Return what openai, LangChain, LiteLLM and llama.cpp's own clients all understand."""
@@ -160,11 +191,11 @@ class ApiError(Exception):
                 "param": self.param,
                 "code": self.spec.status,
                 **self.numbers,
-                "kvtrio": {"code": self.spec.code},
+                "kvtrio": {"code": self.spec.code, **forecast(self.predicted_s)},
             }
         }
 
     def headers(self) -> dict[str, str]:
-        if self.spec.retry_after_s is None:
+        if self.retry_after_s is None:
             return {}
-        return {"Retry-After": str(self.spec.retry_after_s)}
+        return {"Retry-After": str(self.retry_after_s)}

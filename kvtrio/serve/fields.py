@@ -59,8 +59,7 @@ REFUSED: Mapping[str, tuple[object, ...]] = {
 """Field -> values besides null, false, 0 and emptiness that mean "not used"."""
 
 IGNORED: Mapping[str, str] = {
-    "user": "who asks makes no difference; nothing of it is kept",
-    "safety_identifier": "as user",
+    "safety_identifier": "nobody is watched; nothing of it is kept",
     "metadata": "nothing is stored",
     "store": "nothing is stored",
     "service_tier": "there is one",

@@ -14,9 +14,11 @@ from kvtrio.engine import Engine, EngineStopped, HandleGroup, Refused
 from kvtrio.serve.choice import Choice, Delta, End, Prefill, Tokens
 from kvtrio.serve.errors import (
     CONTEXT_SIZE,
+    DEADLINE,
     DRAINING,
     EMPTY_PROMPT,
     QUEUE_FULL,
+    QUEUE_TOKENS,
     STOPPED,
     ApiError,
 )
@@ -24,6 +26,12 @@ from kvtrio.serve.job import Job
 
 MAX_TOGETHER = 64
 """Tokens in one delta."""
+NOT_NOW = {
+    RejectReason.QUEUE_FULL: QUEUE_FULL,
+    RejectReason.QUEUE_TOKENS: QUEUE_TOKENS,
+    RejectReason.DEADLINE: DEADLINE,
+}
+"""Refusals of the moment: the same request may be taken later."""
 
 
 @frozen(kw_only=True)
@@ -46,16 +54,20 @@ class Generation:
     choices: dict[RequestId, Choice]
     _group: HandleGroup
     _listener: Listener
+    _engine: Engine
+    predicted_s: float | None = None
+    """Until the first token, as expected at the start; None: nobody asked."""
     _is_closed: bool = field(init=False, default=False)
 
     @classmethod
     def start(cls, engine: Engine, job: Job, n_ctx: int, listener: Listener) -> "Generation":
         """Hand the job's requests to the engine; raises ``ApiError`` if it refuses any."""
         submits = [_submit(engine.new_id(), job, index, n_ctx) for index in range(job.num_answers)]
+        predicted_s = _predicted_s(engine, job)
         try:
             group = engine.submit_all(submits)
         except Refused as refused:
-            raise _refusal(refused.rejected, job) from None
+            raise _refusal(refused.rejected, job, predicted_s) from None
         except EngineStopped:
             raise ApiError(STOPPED) from None
         choices = {
@@ -65,10 +77,11 @@ class Generation:
                 matcher=job.matchers[index],
                 num_prompt_tokens=len(submit.token_ids),
                 encoded=job.encoded[index // job.n],
+                predicted_s=predicted_s,
             )
             for index, submit in enumerate(submits)
         }
-        return cls(job, choices, group, listener)
+        return cls(job, choices, group, listener, engine, predicted_s)
 
     @property
     def in_order(self) -> tuple[Choice, ...]:
@@ -122,12 +135,26 @@ class Generation:
         if not choice.is_silent:
             deltas += _tokens(choice, tokens)
         if isinstance(outputs[-1], Finished):
-            deltas.append(_end(choice, outputs[-1]))
+            deltas.append(self._end(choice, outputs[-1]))
         return deltas
+
+    def _end(self, choice: Choice, finished: Finished) -> End:
+        if finished.reason is FinishReason.DEADLINE:
+            retry_after_s = self._engine.predicted_start_s()
+            raise ApiError(DEADLINE, retry_after_s=retry_after_s, predicted_s=self.predicted_s)
+        if finished.reason in (FinishReason.ABORT, FinishReason.ERROR):
+            raise ApiError(STOPPED)
+        text = "" if choice.is_silent else finished.text
+        choice.finished = finished
+        choice.num_cached_tokens = finished.num_cached_tokens
+        choice.num_processed_tokens = choice.num_prompt_tokens
+        choice.add((), text)
+        return End(choice, text)
 
 
 def _submit(request_id: RequestId, job: Job, index: int, n_ctx: int) -> Submit:
     wanted, keeping, prompt_index = job.max_new_tokens, job.keeping, index // job.n
+    queueing = job.queueing
     return Submit(
         request_id=request_id,
         token_ids=job.prompts[prompt_index],
@@ -144,22 +171,31 @@ def _submit(request_id: RequestId, job: Job, index: int, n_ctx: int) -> Submit:
         session=keeping.session,
         purpose=keeping.purpose,
         num_recalled_tokens=job.num_recalled_of(index),
+        tenant=queueing.tenant,
+        priority=queueing.priority,
+        deadline_s=queueing.deadline_s,
     )
 
 
-def _refusal(rejected: Rejected, job: Job) -> ApiError:
+def _predicted_s(engine: Engine, job: Job) -> float | None:
+    return engine.predicted_first_token_s(len(job.prompts[0])) if job.queueing.predict else None
+
+
+def _refusal(rejected: Rejected, job: Job, predicted_s: float | None) -> ApiError:
+    retry_after_s, limit = rejected.retry_after_s, rejected.limit
     match rejected.reason:
         case RejectReason.TOO_LONG:
             return ApiError(
                 CONTEXT_SIZE,
                 job.prompt_field,
                 n_prompt_tokens=rejected.num_prompt_tokens,
-                n_ctx=rejected.limit,
+                n_ctx=limit,
             )
         case RejectReason.EMPTY:
             return ApiError(EMPTY_PROMPT, job.prompt_field)
-        case RejectReason.QUEUE_FULL:
-            return ApiError(QUEUE_FULL, limit=rejected.limit)
+        case RejectReason.QUEUE_FULL | RejectReason.QUEUE_TOKENS | RejectReason.DEADLINE as reason:
+            spec = NOT_NOW[reason]
+            return ApiError(spec, retry_after_s=retry_after_s, predicted_s=predicted_s, limit=limit)
         case RejectReason.DRAINING:
             return ApiError(DRAINING)
 
@@ -169,8 +205,10 @@ def _prefill(choice: Choice, progress: Progress) -> list[Delta]:
     assert choice.started_s is not None
     is_first = choice.num_processed_tokens == 0
     choice.num_cached_tokens = progress.num_cached_tokens
-    choice.num_processed_tokens = progress.num_computed_tokens
-    report = Prefill(choice, progress.num_computed_tokens, choice.now_s - choice.started_s)
+    # After a preemption less may be there than before; what was told is not taken back.
+    processed = max(choice.num_processed_tokens, progress.num_computed_tokens)
+    choice.num_processed_tokens = processed
+    report = Prefill(choice, processed, choice.now_s - choice.started_s)
     return [Prefill(choice, progress.num_cached_tokens, 0.0), report] if is_first else [report]
 
 
@@ -186,14 +224,3 @@ def _tokens(choice: Choice, outputs: list[TokenOut]) -> list[Delta]:
         choice.add(sampled, text)
         deltas.append(Tokens(choice, sampled, text))
     return deltas
-
-
-def _end(choice: Choice, finished: Finished) -> End:
-    if finished.reason in (FinishReason.ABORT, FinishReason.ERROR):
-        raise ApiError(STOPPED)
-    text = "" if choice.is_silent else finished.text
-    choice.finished = finished
-    choice.num_cached_tokens = finished.num_cached_tokens
-    choice.num_processed_tokens = choice.num_prompt_tokens
-    choice.add((), text)
-    return End(choice, text)

@@ -39,6 +39,18 @@ class Keeping:
 
 
 @frozen(kw_only=True)
+class Queueing:
+    """Whose turn it is, and how long it may wait."""
+
+    tenant: bytes = b""
+    priority: int = 0
+    deadline_s: float | None = None
+    """It is to be started by then, on the engine's clock."""
+    predict: bool = False
+    """The caller wants to know when the first token was expected."""
+
+
+@frozen(kw_only=True)
 class Job:
     """One HTTP request for text: ``n`` answers for each of its prompts."""
 
@@ -61,6 +73,7 @@ class Job:
     prompt_texts: tuple[str, ...] = ()
     """The prompts as text, special tokens visible, for answers that repeat them."""
     keeping: Keeping = field(factory=Keeping)
+    queueing: Queueing = field(factory=Queueing)
     encoded: tuple[Encoded | None, ...] = ()
     """How each prompt that is one text was encoded, to remember its answers."""
     outline: Outline | None = None

@@ -20,6 +20,8 @@ class Asker:
     """The key that opened the API; None: it is open to everybody."""
     seed: int
     """For a request without one."""
+    arrived_s: float
+    """On the engine's clock."""
 
 
 def keeping(body: GenerationBody, asker: Asker, settings: ServeSettings) -> Keeping:

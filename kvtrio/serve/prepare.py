@@ -10,6 +10,7 @@ from kvtrio.serve.errors import NEEDS, OUT_OF_RANGE, TOO_MANY_CELLS, ApiError
 from kvtrio.serve.job import Job, Keeping, Wants
 from kvtrio.serve.keeping import Asker, keeping
 from kvtrio.serve.prompts import Prompt, Reader, TokenIds, read_prompts
+from kvtrio.serve.queueing import queueing
 from kvtrio.serve.sampling import (
     is_seeded,
     max_new_tokens,
@@ -44,7 +45,7 @@ class Preparer:
         kept = keeping(body, asker, self.settings)
         prompts = read_prompts(body.prompt, self._reader(kept))
         num_probs = body.n_probs or body.logprobs or None
-        job = self._job(body, prompts, num_probs, asker.seed)
+        job = self._job(body, prompts, num_probs, asker)
         wants = evolve(job.wants, response_fields=tuple(body.response_fields or ()))
         texts = tuple(self.model.tokenizer.decode(prompt.ids) for prompt in prompts)
         return evolve(job, wants=wants, prompt_texts=texts, keeping=kept)
@@ -54,7 +55,7 @@ class Preparer:
         body = parse(raw, TextBody)
         kept = keeping(body, asker, self.settings)
         prompts = read_prompts(body.prompt, self._reader(kept))
-        job = self._job(body, prompts, body.n_probs or body.logprobs, asker.seed)
+        job = self._job(body, prompts, body.n_probs or body.logprobs, asker)
         return evolve(job, keeping=kept)
 
     def chat(self, raw: bytes, asker: Asker) -> Job:
@@ -63,7 +64,7 @@ class Preparer:
         kept, num_probs = keeping(body, asker, self.settings), _num_chat_logprobs(body)
         outline = chat_outline(body, self.model, self.settings.clock())
         prompt = self._reader(kept).whole(outline.text, "messages")
-        job = self._job(body, (prompt,), num_probs, asker.seed)
+        job = self._job(body, (prompt,), num_probs, asker)
         return evolve(job, prompt_field="messages", keeping=kept, outline=outline)
 
     def _reader(self, kept: Keeping) -> Reader:
@@ -71,10 +72,10 @@ class Preparer:
         return Reader(self.model.tokenizer, recall, kept.namespace)
 
     def _job(
-        self, body: GenerationBody, read: tuple[Prompt, ...], num_probs: int | None, seed: int
+        self, body: GenerationBody, read: tuple[Prompt, ...], num_probs: int | None, asker: Asker
     ) -> Job:
         tokenizer, prompts = self.model.tokenizer, tuple(prompt.ids for prompt in read)
-        sampling = sampling_params(body, self.settings.sampling, tokenizer, seed)
+        sampling = sampling_params(body, self.settings.sampling, tokenizer, asker.seed)
         n, stops = self._checked_n(body), stop_strings(body)
         self._check_cells(body, prompts, n, num_probs)
         return Job(
@@ -93,6 +94,7 @@ class Preparer:
             encoded=tuple(prompt.encoded for prompt in read),
             lora=None if body.lora is None else scales_of((e.id, e.scale) for e in body.lora),
             model_name=body.model,
+            queueing=queueing(body, asker, self.settings),
         )
 
     def _check_cells(

@@ -31,6 +31,9 @@ MAX_NAME_CHARS = 64
 MAX_SESSION_CHARS = 128
 MAX_PATH_CHARS = 1024
 MAX_SALT_CHARS = 256
+MAX_USER_CHARS = 512
+MAX_PRIORITY = 10
+MAX_DEADLINE_MS = 86_400_000
 MAX_SCALE = 100.0
 """Of an adapter, either sign; a negative one turns its effect round."""
 MAX_RETAIN_S = 86400.0
@@ -74,6 +77,12 @@ class Extension(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     purpose: Annotated[str, Meta(max_length=MAX_NAME_CHARS)] | None = None
     retain: Literal["auxiliary", "normal", "pin"] | None = None
     retain_s: Annotated[float, Meta(gt=0, le=MAX_RETAIN_S)] | None = None
+    priority: Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None = None
+    """A higher one goes first under the scheduler ``priority``; others do not ask."""
+    deadline_ms: Annotated[int, Meta(ge=1, le=MAX_DEADLINE_MS)] | None = None
+    """Start by then, counted from the request's arrival, or refuse."""
+    predict: bool | None = None
+    """Tell the time to the first token that was expected."""
 
 
 class GenerationBody(msgspec.Struct, kw_only=True):
@@ -96,6 +105,8 @@ class GenerationBody(msgspec.Struct, kw_only=True):
     cache_prompt: bool | None = None
     cache_salt: Annotated[str, Meta(max_length=MAX_SALT_CHARS)] | None = None
     """vLLM's: state is shared only among requests of one key with one salt."""
+    user: Annotated[str, Meta(max_length=MAX_USER_CHARS)] | None = None
+    """Whose turn it is, together with the API key, where the scheduler is fair among users."""
     kvtrio: Extension | None = None
     # which token
     temperature: Annotated[float, Meta(ge=0, le=1000)] | None = None

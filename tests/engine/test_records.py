@@ -4,9 +4,13 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from harness.virtual import SimSettings, answer_of, sim_stack
-from kvtrio.core.types import FinishReason
-from kvtrio.engine.records import Gaps
+from harness.virtual import SimSettings, answer_of, read_all, sim_stack
+from kvtrio.core.batch import Batch
+from kvtrio.core.events import Finished, Progress, TokenOut
+from kvtrio.core.types import FinishReason, GapCause, RejectReason
+from kvtrio.engine import Refused
+from kvtrio.engine.records import BreachReason, Gaps, breach_of
+from kvtrio.schedulers.priority import Priority
 
 
 def test_percentiles_are_gaps_that_happened() -> None:
@@ -38,6 +42,91 @@ async def test_a_pause_between_tokens_is_the_requests_longest_gap(
     assert stream.num_generated_tokens == 101
 
 
+async def test_the_longest_gap_has_a_cause(autojump_clock: MockClock) -> None:
+    """Somebody else's prompt, with its size; or nothing but the step."""
+    settings = SimSettings(max_batch_tokens=128, cost=lambda batch: 0.001 * batch.num_tokens)
+    async with sim_stack(settings) as stack, trio.open_nursery() as nursery:
+        nursery.start_soon(answer_of, stack.engine.submit(stack.request((1,), 101)))
+        await trio.sleep(0.0205)
+        nursery.start_soon(answer_of, stack.engine.submit(stack.request(tuple(range(100)), 5)))
+    joined, stream = stack.records.requests
+    assert joined.longest_gap is not None
+    assert (joined.longest_gap.cause, joined.longest_gap.num_prefill_tokens) == (GapCause.STEP, 0)
+    assert stream.longest_gap is not None
+    assert stream.longest_gap.seconds == pytest.approx(0.101)
+    assert stream.longest_gap.cause is GapCause.PREFILL
+    assert stream.longest_gap.num_prefill_tokens == 100
+    assert stack.engine.statistics().num_stalls == {GapCause.PREFILL: 1}
+
+
+async def test_a_reader_that_does_not_read_is_a_cause(autojump_clock: MockClock) -> None:
+    """Tokens that lay ready for longer than any took to make: the gap is the reader's own."""
+    async with sim_stack() as stack:
+        handle = stack.engine.submit(stack.request((1,), 50))
+        await anext(handle)
+        await trio.sleep(0.2)
+        await answer_of(handle)
+        (record,) = stack.records.requests
+        assert record.longest_gap is not None
+        assert record.longest_gap.cause is GapCause.READER
+        assert record.longest_gap.seconds == pytest.approx(0.2, abs=0.01)
+        assert record.gap_max_s == pytest.approx(0.0057)
+        assert stack.engine.statistics().num_stalls == {}
+
+
+async def test_a_preempted_stream_reports_no_progress_again(autojump_clock: MockClock) -> None:
+    """Whatever is read a second time, a reader that never reads holds a bounded outbox."""
+    settings = SimSettings(num_places=1, policy=Priority(), num_host_blocks=0)
+    async with sim_stack(settings) as stack:
+        low = stack.engine.submit(stack.request(tuple(range(60)), 30))
+        for _ in range(3):
+            await trio.sleep(0.04)
+            await answer_of(stack.engine.submit(stack.request((5, 6, 7), 3, priority=1)))
+        outputs = await read_all(low)
+        tokens = [each.index for each in outputs if isinstance(each, TokenOut)]
+        assert tokens == list(range(30))
+        first = next(i for i, each in enumerate(outputs) if isinstance(each, TokenOut))
+        assert not any(isinstance(each, Progress) for each in outputs[first:])
+        account = outputs[-1]
+        assert isinstance(account, Finished)
+        assert account.num_preemptions == 3
+
+
+@pytest.mark.parametrize(
+    ("predicted_s", "num_prefill_tokens", "reason"),
+    [
+        (0.09, 300, BreachReason.MISPREDICTED),
+        (0.2, 16, BreachReason.ONE_BLOCK),
+        (0.2, 17, BreachReason.POLICY),
+        (0.2, 0, BreachReason.ROWS),
+    ],
+)
+def test_a_breach_has_a_reason(
+    predicted_s: float, num_prefill_tokens: int, reason: BreachReason
+) -> None:
+    """Nobody foresaw it, or somebody had to, or somebody did not care."""
+    batch = Batch(0, (), predicted_s=predicted_s, limit_s=0.1)
+    assert breach_of(batch, num_prefill_tokens, 16, 0.101) is reason
+    assert breach_of(batch, num_prefill_tokens, 16, 0.1) is None
+
+
+async def test_what_steps_cost_is_reported_now_and_then(autojump_clock: MockClock) -> None:
+    """Every thousand steps and at the end; the model has learned the machine by then."""
+    async with sim_stack(SimSettings(max_context=2500)) as stack:
+        await answer_of(stack.engine.submit(stack.request((1,), 2400)))
+        assert [cost.num_observed for cost in stack.records.costs] == [1000, 2000]
+    assert stack.records.costs[-1].num_observed == 2400
+    assert stack.records.costs[-1].margin < 1.1
+
+
+async def test_refusals_are_reported(autojump_clock: MockClock) -> None:
+    """Observers hear of those that were not admitted."""
+    async with sim_stack() as stack:
+        with pytest.raises(Refused):
+            stack.engine.submit(stack.request(()))
+        assert [each.reason for each in stack.records.rejections] == [RejectReason.EMPTY]
+
+
 async def test_step_records_add_up_to_the_requests(autojump_clock: MockClock) -> None:
     """Prefill tokens are the prompts', decode rows the tokens after each first one."""
     async with sim_stack() as stack, trio.open_nursery() as nursery:
@@ -52,7 +141,11 @@ async def test_step_records_add_up_to_the_requests(autojump_clock: MockClock) ->
     assert steps[0].num_waiting == 5  # the others begin alike: they wait for its first blocks
     assert (steps[-1].num_running, steps[-1].num_waiting) == (0, 0)
     assert sum(step.duration_s for step in steps) == pytest.approx(trio.current_time())
-    assert all(step.predicted_s is None for step in steps)
+    assert steps[0].predicted_s > steps[0].duration_s  # the first guess is a slow machine
+    assert {step.limit_s for step in steps} == {0.1, 0.25}
+    assert all(step.breach is None for step in steps)
+    (cost,) = stack.records.costs
+    assert cost.num_observed == len(steps)
     assert {record.reason for record in requests} == {FinishReason.LENGTH}
     for record in requests:
         assert record.num_computed_tokens + record.num_cached_tokens == record.num_prompt_tokens

@@ -22,7 +22,7 @@ from kvtrio.backends.base import BackendInfo
 from kvtrio.backends.sim import HashTokens, Moment, SimBackend, StepCost, TokenFunction
 from kvtrio.core.batch import Batch
 from kvtrio.core.config import CoreConfig, Group
-from kvtrio.core.events import Cached, Finished, Matcher, Output, Submit, TokenOut
+from kvtrio.core.events import Cached, Finished, Matcher, Output, Rejected, Submit, TokenOut
 from kvtrio.core.identity import KeyMaker
 from kvtrio.core.machine import Core
 from kvtrio.core.policy import Policy
@@ -31,7 +31,7 @@ from kvtrio.core.tiers import TierMoves
 from kvtrio.core.types import StateClass
 from kvtrio.engine import Engine, Handle, open_engine
 from kvtrio.engine.executor import VirtualExecutor
-from kvtrio.engine.records import Observer, RequestRecord, StepRecord
+from kvtrio.engine.records import CostRecord, Observer, RequestRecord, StepRecord
 from kvtrio.obs.observer import FanOut
 from kvtrio.schedulers.fcfs import FCFS
 
@@ -73,6 +73,8 @@ class SimSettings:
     num_places: int = 4
     max_context: int = 256
     max_waiting: int = 64
+    max_waiting_tokens: int | None = None
+    max_gap_s: float = 0.1
     max_batch_tokens: int = 32
     block_size: int = 4
     num_host_blocks: int = 32
@@ -95,6 +97,8 @@ class SimSettings:
             num_places=self.num_places,
             max_context=self.max_context,
             max_waiting=self.max_waiting,
+            max_waiting_tokens=self.max_waiting_tokens,
+            max_gap_s=self.max_gap_s,
             max_batch_tokens=self.max_batch_tokens,
         )
 
@@ -129,6 +133,8 @@ class Records:
     requests: list[RequestRecord] = field(factory=list)
     hits: list[Cached] = field(factory=list)
     moves: list[TierMoves] = field(factory=list)
+    rejections: list[Rejected] = field(factory=list)
+    costs: list[CostRecord] = field(factory=list)
 
     def step(self, record: StepRecord) -> None:
         self.steps.append(record)
@@ -141,6 +147,12 @@ class Records:
 
     def moved(self, record: TierMoves) -> None:
         self.moves.append(record)
+
+    def rejected(self, record: Rejected) -> None:
+        self.rejections.append(record)
+
+    def cost(self, record: CostRecord) -> None:
+        self.costs.append(record)
 
 
 @frozen

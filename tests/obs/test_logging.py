@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 
+from kvtrio.core.cost import CostModel, Load
+from kvtrio.core.events import Gap, Rejected
 from kvtrio.core.explain import CachePath, CacheReport, MissReason, TurnClass
 from kvtrio.core.identity import AdapterUse
-from kvtrio.core.types import FinishReason, RequestId
-from kvtrio.engine.records import RequestRecord, StepRecord
+from kvtrio.core.types import FinishReason, GapCause, RejectReason, RequestId
+from kvtrio.engine.records import BreachReason, CostRecord, RequestRecord, StepRecord
 from kvtrio.obs.events import Library, LibraryNote, LoopStall
 from kvtrio.obs.instrument import StallWatch
 from kvtrio.obs.logging import Clock, Log, install_bridge, open_log_file
@@ -127,7 +129,7 @@ def test_log_file_is_private_and_appended_to(tmp_path: Path) -> None:
     assert len(path.read_bytes().splitlines()) == 2
 
 
-def a_step(step: int, duration_s: float) -> StepRecord:
+def a_step(step: int, duration_s: float, breach: BreachReason | None = None) -> StepRecord:
     return StepRecord(
         step=step,
         num_chunks=2,
@@ -136,6 +138,9 @@ def a_step(step: int, duration_s: float) -> StepRecord:
         num_waiting=0,
         num_running=2,
         duration_s=duration_s,
+        predicted_s=0.2,
+        limit_s=0.25,
+        breach=breach,
     )
 
 
@@ -150,6 +155,37 @@ def test_steps_are_sampled(out: io.BytesIO, level: Level, written: list[int]) ->
     assert [line["step"] for line in lines(out)] == written
     assert [line["step"] for line in lines(out) if line["is_slow"]] == [3]
     assert observer.num_steps == 12
+
+
+def test_every_breach_is_written_with_its_reason(out: io.BytesIO) -> None:
+    """Sampling does not hide a step that took longer than it may."""
+    observer = JsonObserver(Log(out, CLOCK), StepSampling(every=1000), key=KEY)
+    for step, breach in enumerate((None, None, BreachReason.ONE_BLOCK, None), start=1):
+        observer.step(a_step(step, 0.3, breach))
+    (line,) = lines(out)
+    assert (line["step"], line["is_breach"], line["breach"]) == (3, True, "one_block")
+    assert (line["duration_s"], line["predicted_s"], line["limit_s"]) == (0.3, 0.2, 0.25)
+
+
+def test_what_steps_cost_is_written(out: io.BytesIO) -> None:
+    """A model of the machine that learned, in seconds per unit."""
+    model = CostModel()
+    for _ in range(300):
+        model.observe(Load(num_decode_rows=2, decode_context=100), 0.03)
+    JsonObserver(Log(out, CLOCK), key=KEY).cost(CostRecord.of(model))
+    (line,) = lines(out)
+    assert (line["event"], line["num_observed"]) == ("sched.cost", 300)
+    assert line["base_s"] + 2 * line["decode_row_s"] == pytest.approx(0.03, rel=0.1)
+    assert line["margin"] >= 1.0
+
+
+def test_a_refusal_is_written(out: io.BytesIO) -> None:
+    """Which limit was met, and when to come back."""
+    rejected = Rejected(RequestId(7), RejectReason.QUEUE_TOKENS, 900, 1000, 2.5)
+    JsonObserver(Log(out, CLOCK), key=KEY).rejected(rejected)
+    (line,) = lines(out)
+    assert (line["event"], line["request_id"]) == ("request.rejected", 7)
+    assert (line["reason"], line["limit"], line["retry_after_s"]) == ("queue_tokens", 1000, 2.5)
 
 
 def test_one_line_per_request(out: io.BytesIO) -> None:
@@ -182,6 +218,9 @@ def test_one_line_per_request(out: io.BytesIO) -> None:
             adapters=(AdapterUse(3, b"content", 0.5),),
             session=bytes(range(8)),
             purpose=2,
+            num_preemptions=1,
+            num_recomputed_tokens=3,
+            longest_gap=Gap(0.75, GapCause.PREFILL, 64),
         )
     )
     (line,) = lines(out)
@@ -191,6 +230,9 @@ def test_one_line_per_request(out: io.BytesIO) -> None:
     assert (line["num_device_tokens"], line["num_host_tokens"]) == (4, 8)
     assert (line["divergence_at"], line["evicted_age_s"]) == (12, None)
     assert (line["session"], line["purpose"]) == ("0001020304050607", 2)
+    assert (line["num_preemptions"], line["num_recomputed_tokens"]) == (1, 3)
+    assert (line["longest_gap_s"], line["longest_gap_cause"]) == (0.75, "prefill")
+    assert line["longest_gap_prefill_tokens"] == 64
     assert (line["num_adapters"], len(line["adapters"])) == (1, 16)
     assert observer.num_requests == 1
 
