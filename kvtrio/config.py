@@ -150,6 +150,15 @@ class SchedulingSettings:
             "four of the longest requests for each place.",
         ),
     ] = None
+    max_waiting_s: Annotated[
+        float | None,
+        Parameter(
+            name="--max-waiting-s",
+            validator=Number(gt=0),
+            help="Seconds that a request may wait for its start; then, or as soon as it is clear "
+            "that it cannot start by then, it gets status 503. Default: no limit.",
+        ),
+    ] = None
     max_gap_ms: Annotated[
         float,
         Parameter(

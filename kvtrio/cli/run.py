@@ -178,6 +178,7 @@ def _serve_settings(prepared: Prepared, run_secrets: Secrets) -> ServeSettings:
         sealer=run_secrets.sealer,
         block_size=prepared.backend_settings.block_size,
         purposes=prepared.purposes,
+        max_waiting_s=prepared.config.scheduling.max_waiting_s,
     )
 
 

@@ -65,7 +65,7 @@ class Core(State):
         return news + book_step(self, batch, result, now)
 
     def _expire(self, now: float) -> list[Output]:
-        late = [r for r in self.waiting.timed.values() if (r.submit.deadline_s or 0.0) <= now]
+        late = self.waiting.late(now)
         return [self.finish(request, FinishReason.DEADLINE, now) for request in late]
 
     def _submit(self, submit: Submit, now: float) -> list[Output]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from itertools import islice
+from math import inf
 
 from attrs import define, field
 
@@ -26,6 +27,9 @@ class Queue:
     """Those, preempted ones too, that wait for a certain place."""
     timed: dict[RequestId, Request] = field(init=False, factory=dict)
     """Those with a deadline."""
+    soonest_s: float = field(init=False, default=inf)
+    """No deadline is earlier; asked before each step, so that all are looked at only when one may
+    have passed."""
 
     def __len__(self) -> int:
         return len(self.fresh) + len(self.preempted)
@@ -49,6 +53,15 @@ class Queue:
         self.heads.setdefault((submit.tenant, submit.priority), {})[request_id] = request
         if submit.deadline_s is not None:
             self.timed[request_id] = request
+            self.soonest_s = min(self.soonest_s, submit.deadline_s)
+
+    def late(self, now: float) -> list[Request]:
+        """Those whose deadline has passed."""
+        if now < self.soonest_s:
+            return []
+        deadlines = [(r.submit.deadline_s or 0.0, r) for r in self.timed.values()]
+        self.soonest_s = min((each for each, _ in deadlines if each > now), default=inf)
+        return [request for each, request in deadlines if each <= now]
 
     def remove(self, request: Request) -> None:
         request_id, submit = request.request_id, request.submit

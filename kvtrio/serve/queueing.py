@@ -10,11 +10,15 @@ def queueing(body: GenerationBody, asker: Asker, settings: ServeSettings) -> Que
     """The deadline becomes a time on the engine's clock: nothing that is done before the queue
     delays it."""
     ours = body.kvtrio or Extension()
-    deadline_ms = ours.deadline_ms
+    limits_s = [
+        None if ours.deadline_ms is None else ours.deadline_ms / 1e3,
+        settings.max_waiting_s,
+    ]
+    limit_s = min((each for each in limits_s if each is not None), default=None)
     return Queueing(
         tenant=_tenant(asker.api_key, body.user, settings),
         priority=ours.priority or 0,
-        deadline_s=None if deadline_ms is None else asker.arrived_s + deadline_ms / 1e3,
+        deadline_s=None if limit_s is None else asker.arrived_s + limit_s,
         predict=bool(ours.predict),
     )
 

@@ -41,6 +41,8 @@ class ServeSettings:
     block_size: int
     """Tokens per block of state."""
     purposes: tuple[str, ...] = PURPOSES
+    max_waiting_s: float | None = None
+    """A request that did not start by then is refused, if it sets no earlier time; None: never."""
     max_body_bytes: int = 16 << 20
     body_timeout_s: float = 60.0
 

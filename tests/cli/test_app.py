@@ -47,6 +47,7 @@ def test_help_names_every_command(
         "--chat-template",
         "--max-waiting",
         "--max-waiting-tokens",
+        "--max-waiting-s",
         "--max-gap-ms",
         "--drain-s",
         "--paranoid",

@@ -72,6 +72,17 @@ def test_serve_help_explains_the_flags(flag: str, capsys: pytest.CaptureFixture[
     assert flag in capsys.readouterr().out
 
 
+def test_the_queue_is_bounded_by_default() -> None:
+    """Four of the longest requests for each place, and what the user says if it is said."""
+    config = serve_config()
+    memory = info(backend_settings(config, 1000))
+    core = core_config(config, memory)
+    assert (core.max_waiting_tokens, core.max_gap_s) == (4 * 2 * 1000, 0.1)
+    scheduling = evolve(config.scheduling, max_waiting_tokens=77, max_gap_ms=30.0)
+    core = core_config(evolve(config, scheduling=scheduling), memory)
+    assert (core.max_waiting_tokens, core.max_gap_s) == (77, 0.03)
+
+
 @pytest.mark.parametrize(
     ("value", "name", "path", "scale"),
     [

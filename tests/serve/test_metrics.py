@@ -10,6 +10,8 @@ from prometheus_client.samples import Sample
 from harness.serving import Serving, serving
 from harness.virtual import SimSettings
 from kvtrio.backends.sim import HashTokens
+from kvtrio.engine.records import BreachReason
+from kvtrio.schedulers.priority import Priority
 
 NATIVE = "/completion"
 SMALL = SimSettings(
@@ -196,6 +198,40 @@ async def test_gauges_show_the_present(autojump_clock: Any) -> None:
         used = value(samples, "kvtrio_blocks_used", tier="device")
         assert 0 < used <= value(samples, "kvtrio_blocks_limit", tier="device")
         assert value(samples, "kvtrio_blocks_limit", tier="ram") == 32
+
+
+async def test_bounds_that_were_not_kept_are_counted(autojump_clock: Any) -> None:
+    """Stalls by cause, breaches by reason, refusals, preemptions, what steps cost."""
+    sim = SimSettings(
+        num_places=1, max_waiting=1, policy=Priority(), cost=lambda batch: 0.2, num_host_blocks=0
+    )
+    async with serving(sim=sim) as server:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(server.post, NATIVE, {"prompt": "x" * 20, "n_predict": 30})
+            await trio.sleep(1.5)
+            high = {"prompt": "y", "n_predict": 5, "kvtrio": {"priority": 1}}
+            nursery.start_soon(server.post, NATIVE, high)
+            await trio.sleep(0.3)
+            refused = await server.post(NATIVE, {"prompt": "z"})
+            assert refused.status == 429
+            samples = await scrape(server)
+            assert value(samples, "kvtrio_tokens_waiting") == 0  # a preempted one was admitted
+        samples, records = await scrape(server), server.stack.records
+        assert value(samples, "kvtrio_preemptions_total") == 1
+        assert value(samples, "vllm:num_preemptions_total") == 1
+        again = sum(record.num_recomputed_tokens for record in records.requests)
+        assert value(samples, "kvtrio_recomputed_tokens_total") == again
+        assert value(samples, "kvtrio_rejections_total", reason="queue_full") == 1
+        assert value(samples, "kvtrio_stalls_total", cause="preempted") == 1
+        assert value(samples, "kvtrio_stalls_total", cause="step") == 29 - 1 + 4
+        breaches = [step.breach for step in records.steps if step.breach is not None]
+        assert value(samples, "kvtrio_step_breaches_total") == len(breaches) > 30
+        rows = breaches.count(BreachReason.ROWS)
+        assert value(samples, "kvtrio_step_breaches_total", reason="rows") == rows > 0
+        assert value(samples, "kvtrio_step_accuracy_ratio_count") > 0
+        assert value(samples, "kvtrio_step_cost_seconds", of="base") > 0
+        assert value(samples, "kvtrio_step_cost_margin") >= 1
+        assert value(samples, "kvtrio_slow_readers_total") == 0
 
 
 async def test_rates_are_since_the_last_look(autojump_clock: Any) -> None:

@@ -130,6 +130,18 @@ async def test_a_deadline_that_passes_in_the_queue_ends_the_request(
         assert (record.reason, record.num_computed_tokens) == (FinishReason.DEADLINE, 0)
 
 
+@pytest.mark.parametrize(("deadline_ms", "ends_s"), [(None, 2.0), (1000, 1.0), (9000, 2.0)])
+async def test_the_operator_may_bound_the_waiting(
+    autojump_clock: Any, deadline_ms: int | None, ends_s: float
+) -> None:
+    """The earlier of the two limits holds."""
+    async with serving(sim=ONE_PLACE, max_waiting_s=2.0) as server, trio.open_nursery() as nursery:
+        await busy(server, nursery)
+        answer = await server.post(NATIVE, body(kvtrio={"deadline_ms": deadline_ms}))
+        assert answer.status == 503
+        assert answer.raw.total_s == pytest.approx(ends_s, abs=0.11)
+
+
 async def test_a_deadline_is_for_the_start_only(autojump_clock: Any) -> None:
     """A request that started in time may take as long as it takes."""
     async with serving(sim=ONE_PLACE) as server:
