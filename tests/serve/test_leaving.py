@@ -1,4 +1,4 @@
-"""A client that leaves is forgotten within one step: whatever its request does, under any policy."""
+"""A client that leaves is forgotten within one step, whatever its request does, by any policy."""
 
 from collections.abc import Callable
 from typing import Any
