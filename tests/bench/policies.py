@@ -93,7 +93,9 @@ def row(run: Run) -> str:
         sum(f.num_preemptions for f in run.finished.values()),
         run.steps[-1].start_s,
     )
-    return "".join(f"{value:>11.2f}" if isinstance(value, float) else f"{value:>11}" for value in values)
+    return "".join(
+        f"{value:>11.2f}" if isinstance(value, float) else f"{value:>11}" for value in values
+    )
 
 
 def main() -> None:

@@ -86,6 +86,8 @@ class SimSettings:
     """None: tokens by hash, all of ``vocab_size``."""
     cost: Callable[[Batch], float] = Factory(StepCost)
     horizon_s: float = HORIZON_S
+    is_virtual: bool = True
+    """False: in real time, without the checks after each event; for measurements."""
 
     @property
     def config(self) -> CoreConfig:
@@ -205,13 +207,14 @@ async def sim_stack(
     The body has ``horizon_s`` of virtual time.
     """
     # pytest-trio sees the fixture only as an argument of the test itself, not by ``usefixtures``.
-    assert isinstance(trio.lowlevel.current_clock(), MockClock), "ask for autojump_clock"
     settings = settings or SimSettings()
+    is_virtual = isinstance(trio.lowlevel.current_clock(), MockClock)
+    assert is_virtual is settings.is_virtual, "ask for autojump_clock"
     core, backend, records = settings.core(), settings.backend(), Records()
     executor = VirtualExecutor(backend, settings.cost)
     with trio.fail_after(settings.horizon_s):
         observer = FanOut((records, *others))
-        async with open_engine(core, executor, observer, paranoid=True) as engine:
+        async with open_engine(core, executor, observer, paranoid=is_virtual) as engine:
             yield SimStack(engine, core, backend, records, settings)
 
 
