@@ -6,8 +6,8 @@ model and llama.cpp.
 """
 
 import re
-from collections.abc import Mapping, Sequence
-from heapq import heapify, heappop, heappush
+from collections.abc import Iterator, Mapping, Sequence
+from heapq import heappop, heappush
 
 from attrs import field, frozen
 
@@ -17,6 +17,8 @@ from kvtrio.model.vocabulary import PREFIX, Vocabulary
 SPACE_MARK = "\u2581"
 MAX_CACHED_WORDS = 65_536
 MAX_CACHED_CHARS = 48
+PIECE_CHARS = 65_536
+"""Cut into words at once: a call of the regular expression keeps every other thread waiting."""
 
 
 @frozen(eq=False)
@@ -28,6 +30,8 @@ class SentencePieceEncoder:
     """Negated scores: the smallest merges first."""
     _byte_ids: tuple[int, ...] = field(repr=False)
     _words: re.Pattern[str]
+    _cuts: re.Pattern[str]
+    """Empty, where a word may end and the next begin."""
     _add_space_prefix: bool
     _cache: dict[str, tuple[int, ...]] = field(factory=dict, repr=False)
 
@@ -36,7 +40,7 @@ class SentencePieceEncoder:
             text = " " + text
         out: list[int] = []
         cache = self._cache
-        for word in self._words.findall(text.replace(" ", SPACE_MARK)):
+        for word in self._split(text.replace(" ", SPACE_MARK)):
             ids = cache.get(word)
             if ids is None:
                 ids = tuple(self._merge(word))
@@ -47,6 +51,14 @@ class SentencePieceEncoder:
             out.extend(ids)
         return out
 
+    def _split(self, text: str) -> Iterator[str]:
+        start = 0
+        while start < len(text):
+            cut = self._cuts.search(text, start + PIECE_CHARS)
+            end = cut.start() if cut else len(text)
+            yield from self._words.findall(text, start, end)
+            start = end
+
     def _merge(self, word: str) -> list[int]:
         piece = list(word)
         ids, ranks = self._ids, self._ranks
@@ -56,8 +68,8 @@ class SentencePieceEncoder:
         for left in range(len(piece) - 1):
             joined = piece[left] + piece[left + 1]
             if joined in ids:
-                heap.append((ranks[ids[joined]], left, left + 1, joined))
-        heapify(heap)
+                # One by one, not by heapify: that would be one long call for a long word.
+                heappush(heap, (ranks[ids[joined]], left, left + 1, joined))
         while heap:
             _, left, right, joined = heappop(heap)
             if not piece[left] or not piece[right] or piece[left] + piece[right] != joined:
@@ -88,11 +100,13 @@ def make_sentence_piece(vocabulary: Vocabulary, add_space_prefix: bool) -> Sente
     """Raises ModelFileError when the file has no scores or lacks a byte token."""
     if vocabulary.scores is None:
         raise ModelFileError(f"{PREFIX}scores is missing")
+    border = _border(vocabulary)
     return SentencePieceEncoder(
         vocabulary.ids,
         [-score for score in vocabulary.scores],
         _byte_tokens(vocabulary),
-        _word_pattern(vocabulary),
+        re.compile(f".+?(?:{border}|\\Z)", re.DOTALL),
+        re.compile(border),
         add_space_prefix,
     )
 
@@ -109,8 +123,8 @@ def _byte_tokens(vocabulary: Vocabulary) -> tuple[int, ...]:
     return tuple(found)
 
 
-def _word_pattern(vocabulary: Vocabulary) -> re.Pattern[str]:
-    """Cuts before a space, except behind a character that some token joins with a space.
+def _border(vocabulary: Vocabulary) -> str:
+    """Matches before a space, except behind a character that some token joins with a space.
 
     Two neighbours can only merge into a token that holds the end of one next to the start of the
     other, so a cut between characters that no token holds side by side changes nothing.
@@ -122,4 +136,4 @@ def _word_pattern(vocabulary: Vocabulary) -> re.Pattern[str]:
             joining.add(text[at - 1])
             at = text.find(SPACE_MARK, at + 1)
     glue = re.escape("".join(sorted(joining)))
-    return re.compile(f".+?(?:(?<![{glue}])(?={SPACE_MARK})|\\Z)", re.DOTALL)
+    return f"(?<![{glue}])(?={SPACE_MARK})"

@@ -10,7 +10,7 @@ from kvtrio.model.bpe import SPACE_MARK, alphabet_bytes, make_byte_level, make_c
 from kvtrio.model.errors import ModelFileError, safe_name
 from kvtrio.model.pretokenizers import PRE_TOKENIZERS, PreTokenizer
 from kvtrio.model.special_tokens import Splitter, assign_roles, make_splitter
-from kvtrio.model.spm import make_sentence_piece
+from kvtrio.model.spm import PIECE_CHARS, make_sentence_piece
 from kvtrio.model.vocabulary import (
     PREFIX,
     TokenType,
@@ -137,7 +137,12 @@ class Tokenizer:
 
 def clean_text(text: str) -> str:
     """``text`` with U+FFFD for each lone surrogate, which JSON can carry and UTF-8 cannot."""
-    return text if text.isascii() else _LONE_SURROGATE.sub("\ufffd", text)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        pieces = (text[at : at + PIECE_CHARS] for at in range(0, len(text), PIECE_CHARS))
+        return "".join(_LONE_SURROGATE.sub("\ufffd", piece) for piece in pieces)
+    return text
 
 
 def load_tokenizer(metadata: Mapping[str, Any], *, pre_fallback: bool = False) -> Tokenizer:

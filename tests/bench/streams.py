@@ -63,7 +63,8 @@ class StepCost:
 CLIENT = """
 import json, sys, time, trio
 port, streams, tokens = map(int, sys.argv[1:])
-body = json.dumps({"prompt": "Hi", "max_tokens": tokens, "stream": True, "ignore_eos": True}).encode()
+asked = {"prompt": "Hi", "max_tokens": tokens, "stream": True, "ignore_eos": True}
+body = json.dumps(asked).encode()
 head = b"POST /v1/completions HTTP/1.1\\r\\nhost: a\\r\\ncontent-length: %d\\r\\n\\r\\n" % len(body)
 arrivals, whole = {}, 0
 
@@ -125,9 +126,8 @@ async def main() -> None:
         cells = "".join(f"{cut:>9.1f}" for cut in cuts)
         print(f"{num_streams:>7} {len(late):>7}{cells} {told['whole']:>7}")
         told = await play(http.port, num_streams + num_waiting)
-        print(
-            f"{num_streams + num_waiting} streams, {num_waiting} at first waiting: {told['whole']} whole"
-        )
+        total = num_streams + num_waiting
+        print(f"{total} streams, {num_waiting} at first waiting: {told['whole']} whole")
         server.nursery.cancel_scope.cancel()
 
 
