@@ -56,7 +56,7 @@ RULES = {
         frozenset({"asyncio"}),
     ),
     "kvtrio.plugins": Rule(),
-    "kvtrio.config": Rule(("kvtrio.core",), ("attrs",)),
+    "kvtrio.config": Rule((), ("attrs", "cyclopts")),
     "kvtrio.__main__": Rule(("kvtrio.cli",)),
 }
 ANYTHING = ("kvtrio.cli",)
