@@ -11,22 +11,23 @@ from typing import Any
 
 from attrs import frozen
 from jinja2 import nodes, pass_context
-from jinja2.exceptions import TemplateSyntaxError
+from jinja2.exceptions import SecurityError, TemplateSyntaxError
 from jinja2.ext import Extension
 from jinja2.parser import Parser
-from jinja2.runtime import LoopContext, Macro, str_join
+from jinja2.runtime import LoopContext, Macro, Undefined, str_join
 from jinja2.sandbox import SandboxedEnvironment
 from jinja2.utils import Joiner, Namespace
 from jinja2.visitor import NodeTransformer
 
 from kvtrio.model.errors import ModelFileError
-from kvtrio.model.meter import LimitExceeded, Meter, weight
+from kvtrio.model.meter import CHARS_PER_UNIT, LimitExceeded, Meter, weight
 from kvtrio.model.template_filters import (
     MAX_WIDTH,
     check_format,
     check_join,
     check_replace,
     make_filters,
+    make_tests,
 )
 
 MAX_SOURCE_CHARS = 262_144
@@ -93,6 +94,7 @@ class Sandbox(SandboxedEnvironment):
         self.message_index: int | None = None
         self._indexes = {id(message): i for i, message in enumerate(messages or [])}
         self.globals = {"range": _range, "dict": _dict, "namespace": Namespace, "joiner": Joiner}
+        self.tests = make_tests(meter)
         self.filters = make_filters(meter) | {
             TICK: self._tick,
             JOIN: self._join,
@@ -107,6 +109,11 @@ class Sandbox(SandboxedEnvironment):
             if isinstance(obj, kind):
                 return attr in names
         return isinstance(obj, _OBJECTS)
+
+    def unsafe_undefined(self, obj: Any, attribute: str) -> Undefined:
+        if attribute.startswith("_"):  # no template has an honest use for these
+            raise SecurityError
+        return super().unsafe_undefined(obj, attribute)
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         self._note(obj)
@@ -270,7 +277,7 @@ def _cost(node: nodes.Node) -> int:
     size = 0
     for child in node.find_all(nodes.Node):
         text = getattr(child, "value", getattr(child, "data", ""))
-        size += 1 + (len(text) // 32 if isinstance(text, str) else 0)
+        size += 1 + (len(text) // CHARS_PER_UNIT if isinstance(text, str) else 0)
     return 1 + size // NODES_PER_UNIT
 
 
@@ -301,7 +308,7 @@ def _check_call(function: Any, args: tuple[Any, ...], kwargs: Any, meter: Meter)
             raise ValueError("width too large")
         else:
             meter.spend_shallow(owner)
-    elif isinstance(owner, list | dict):
+    elif isinstance(owner, list | dict) or name in ("changed", "_dict"):
         meter.spend_shallow(owner)
         meter.spend_deep(args)
         meter.spend_deep(kwargs)
@@ -316,9 +323,8 @@ def _check_product(operator: str, left: Any, right: Any, meter: Meter) -> None:
     elif numbers and not isinstance(left, float) and not isinstance(right, float):
         text = right if numbers[0] is left else left
         meter.spend_deep(text)
-        meter.spend(
-            max(0, numbers[0]) * (len(text) // 32 if isinstance(text, str) else weight(text))
-        )
+        is_text, count = isinstance(text, str | bytes), max(0, numbers[0])
+        meter.spend(count * len(text) // CHARS_PER_UNIT if is_text else count * weight(text))
 
 
 def _range(*args: int) -> range:
