@@ -50,12 +50,12 @@ def make_filters(meter: Meter) -> dict[str, Callable[..., Any]]:
     return filters
 
 
-def make_tests(meter: Meter) -> dict[str, Callable[..., Any]]:
+def make_tests(meter: Meter) -> dict[str, Any]:
     """jinja2's tests; those that compare pay for both sides."""
-    compare = {
-        name: _paying(DEFAULT_TESTS[name], meter, meter.spend_deep) for name in _COMPARING.split()
-    }
-    return DEFAULT_TESTS | compare
+    tests: dict[str, Any] = dict(DEFAULT_TESTS)
+    for name in _COMPARING.split():
+        tests[name] = _paying(tests[name], meter, meter.spend_deep)
+    return tests
 
 
 def check_format(text: str, args: Any, meter: Meter) -> None:

@@ -8,7 +8,8 @@ from attrs import field, frozen
 
 from kvtrio.model.messages import TemplateError
 from kvtrio.model.meter import CHARS_PER_UNIT, LimitExceeded, Meter, weight
-from kvtrio.model.template_sandbox import Compiled, Refusal, Sandbox, run_template
+from kvtrio.model.template_compile import Compiled
+from kvtrio.model.template_sandbox import Refusal, Sandbox, run_template
 
 BASE_BUDGET = 500_000
 BUDGET_FACTOR = 128
@@ -50,7 +51,7 @@ class Renderer:
         max_chars = BASE_CHARS + CHARS_FACTOR * CHARS_PER_UNIT * size
         try:
             return run_template(
-                self.compiled, sandbox, self._variables(request, messages), max_chars
+                self.compiled.code, sandbox, self._variables(request, messages), max_chars
             )
         except Refusal as refusal:
             # A reason put together from the messages would show what they say.
