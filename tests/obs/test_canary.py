@@ -22,7 +22,7 @@ from harness.serving import EOS, Reply, Serving, served_model, serving
 from harness.virtual import SimSettings
 from harness.virtual_http import Call
 from kvtrio.model.tokenizer import MAX_TEXT_CHARS
-from kvtrio.obs.logging import Clock, Log, install_bridge
+from kvtrio.obs.logging import Clock, Log, library_bridge
 from kvtrio.obs.observer import JsonObserver
 from kvtrio.obs.schema import Level
 from kvtrio.serve.app import ROUTES
@@ -138,16 +138,9 @@ def assert_clean(text: str) -> None:
 @pytest.fixture
 def recorder(capfd: pytest.CaptureFixture[str]) -> Iterator[Recorder]:
     """Libraries log through the bridge; at the end everything that was written is searched."""
-    root = logging.getLogger()
-    handlers, level = list(root.handlers), root.level
     recorder = Recorder()
-    install_bridge(recorder.log)
-    root.setLevel(logging.DEBUG)
-    root.handlers[0].setLevel(logging.DEBUG)
-    yield recorder
-    logging.captureWarnings(False)
-    root.handlers[:] = handlers
-    root.setLevel(level)
+    with library_bridge(recorder.log, logging.DEBUG):
+        yield recorder
     captured = capfd.readouterr()
     assert_clean(recorder.out.getvalue().decode() + captured.out + captured.err)
 
