@@ -121,7 +121,7 @@ async def test_leaving_a_stream_ends_the_request(server: ServerProcess) -> None:
             await stream.close()
             # The next answer is made after the abort was booked.
             await client.completions.create(model="smollm2", prompt="Hi", max_tokens=1)
-    new = server.events("request.done")[before:]
+    new = server.wait_for_events("request.done", before + 2)[before:]
     assert [line["reason"] for line in new] == ["abort", "length"]
     assert new[0]["num_generated_tokens"] < 200
 

@@ -191,3 +191,14 @@ def test_chat_command_talks_to_the_server(server: ServerProcess) -> None:
     )
     assert answer.stdout.strip()
     assert answer.stderr == ""
+
+
+def test_the_log_of_a_real_server_has_no_words(server: ServerProcess) -> None:
+    """At level debug, with a real tokenizer: neither prompt nor answer is in the log."""
+    before = len(server.events("request.done"))
+    with closing(post(server, prompt="The zebra's name is Canary7", max_tokens=16)) as response:
+        answer = json.loads(response.read())["choices"][0]["text"]
+    server.wait_for_events("request.done", before + 1)
+    log = b"".join(server.lines).decode()
+    assert len(answer) > 10
+    assert [text for text in ("zebra", "Canary7", answer) if text in log] == []

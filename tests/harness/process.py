@@ -23,7 +23,8 @@ class ServerProcess:
 
     process: subprocess.Popen[bytes]
     lines: list[bytes] = field(factory=list)
-    _has_started: threading.Event = field(factory=threading.Event)
+    _has_ended: bool = False
+    _changed: threading.Condition = field(factory=threading.Condition)
     _reader: threading.Thread = field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -33,14 +34,21 @@ class ServerProcess:
 
     def _read(self, stream: IO[bytes]) -> None:
         for line in stream:
-            self.lines.append(line)
-            if b'"event":"server.start"' in line:
-                self._has_started.set()
-        self._has_started.set()
+            with self._changed:
+                self.lines.append(line)
+                self._changed.notify_all()
+        with self._changed:
+            self._has_ended = True
+            self._changed.notify_all()
 
-    def wait_started(self) -> None:
-        assert self._has_started.wait(START_S), "the server did not start in time"
-        assert self.events("server.start"), b"".join(self.lines).decode()
+    def wait_for_events(self, name: str, count: int) -> list[dict[str, Any]]:
+        """Return the log lines of one kind once there are ``count`` of them."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._has_ended or len(self.events(name)) >= count, START_S
+            )
+        assert len(self.events(name)) >= count, b"".join(self.lines).decode()
+        return self.events(name)
 
     def events(self, name: str) -> list[dict[str, Any]]:
         """Log lines of one kind, so far."""
@@ -81,7 +89,7 @@ def running_server(*arguments: str) -> Iterator[ServerProcess]:
     with process:
         server = ServerProcess(process)
         try:
-            server.wait_started()
+            server.wait_for_events("server.start", 1)
             yield server
         finally:
             process.kill()
