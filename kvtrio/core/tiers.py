@@ -33,6 +33,8 @@ class TierMoves:
     num_demoted: int = 0
     num_dropped: int = 0
     num_dropped_tokens: int = 0
+    num_superseded: int = 0
+    """Blocks whose tokens a longer block holds now; nothing was lost."""
     longest_idle_s: float = 0.0
     """Longest time since its last use among the lost."""
 
@@ -133,7 +135,7 @@ class TieredCache:
         shorter = self.index.insert(block, parent)
         self._count_child(parent, +1, now)
         if shorter and shorter.is_candidate:
-            self._drop(shorter, now)
+            self._supersede(shorter, now)
         return block
 
     def take_copies(self) -> tuple[Copy, ...]:
@@ -216,15 +218,22 @@ class TieredCache:
         return known
 
     def _drop(self, block: Block, now: float) -> None:
-        parent, key = block.parent, block.key
-        assert parent is not None
-        assert key is not None
-        if block.is_candidate:
-            self.candidates[block.tier].discard(block)
-        self._remember(key, block.last_used_s)
+        """Lose a block that has no child."""
+        assert block.key is not None
+        self._remember(block.key, block.last_used_s)
         self.moves.num_dropped += 1
         self.moves.num_dropped_tokens += len(block.tags)
         self.moves.longest_idle_s = max(self.moves.longest_idle_s, now - block.last_used_s)
+        self._take_out(block, now)
+
+    def _supersede(self, block: Block, now: float) -> None:
+        self.moves.num_superseded += 1
+        self._take_out(block, now)
+
+    def _take_out(self, block: Block, now: float) -> None:
+        parent = block.parent
+        if block.is_candidate:
+            self.candidates[block.tier].discard(block)
         self.index.remove(block)
         self._forget(block)
         self._count_child(parent, -1 if block.tier is Tier.DEVICE else 0, now)
