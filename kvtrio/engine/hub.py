@@ -15,7 +15,7 @@ from kvtrio.core.batch import Batch, Chunk, StepResult
 from kvtrio.core.events import Abort, Cached, Drain, Finished, Output, Rejected, Submit, TokenOut
 from kvtrio.core.identity import effective
 from kvtrio.core.machine import Core, CoreStatistics
-from kvtrio.core.tiers import TierMoves
+from kvtrio.core.storage import TierMoves
 from kvtrio.core.types import RequestId
 from kvtrio.engine.handle import EngineStopped, Handle, Refused
 from kvtrio.engine.records import Gaps, Observer, RequestRecord, StepRecord

@@ -7,7 +7,7 @@ from attrs import define, field, frozen
 from kvtrio.core.events import Cached
 from kvtrio.core.explain import CacheReport
 from kvtrio.core.identity import AdapterUse
-from kvtrio.core.tiers import TierMoves
+from kvtrio.core.storage import TierMoves
 from kvtrio.core.types import FinishReason, RequestId, Retain
 
 

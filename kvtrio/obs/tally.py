@@ -12,7 +12,7 @@ from attrs import define, field
 
 from kvtrio.core.events import Cached
 from kvtrio.core.explain import MissReason, TurnClass
-from kvtrio.core.tiers import TierMoves
+from kvtrio.core.storage import TierMoves
 from kvtrio.core.types import FinishReason
 from kvtrio.engine.records import RequestRecord, StepRecord
 

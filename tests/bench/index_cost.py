@@ -66,9 +66,7 @@ def main() -> None:
         tail = tuple(rng.randrange(50_000) for _ in range(PROMPT - SYSTEM))
         ms, reused = one_request(core, number, system + tail)
         rows.append((core.cache.index.num_blocks, ms, reused))
-    print(
-        f"{'cached blocks':>14} {'siblings':>9} {'reused':>7} {'ms/request':>11} {'ms/1k tokens':>13}"
-    )
+    print(" cached blocks  siblings  reused  ms/request  ms/1k tokens")
     for first in range(0, 120, 20):
         part = rows[first : first + 20]
         ms = statistics.median(row[1] for row in part)

@@ -42,9 +42,9 @@ def test_context_beyond_the_model() -> None:
 
 
 def test_every_place_can_hold_the_longest_request() -> None:
-    """Blocks are rounded up per place."""
+    """Blocks are rounded up per place, and each has one more to copy from."""
     settings = backend_settings(config(parallel=3, block_size=16), 100)
-    assert (settings.num_blocks, settings.max_context) == (3 * 7, 100)
+    assert (settings.num_blocks, settings.max_context) == (3 * 8, 100)
 
 
 def test_keys_come_from_flags_and_file(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ import pytest
 import trio
 from attrs import define, evolve, field, frozen
 
-from harness.serving import EOS, Reply, Serving, served_model, serving
+from harness.serving import EOS, SEALER, Reply, Serving, served_model, serving
 from harness.virtual import SimSettings
 from harness.virtual_http import Call
 from kvtrio.model.tokenizer import MAX_TEXT_CHARS
@@ -101,7 +101,7 @@ class Recorder:
     def __attrs_post_init__(self) -> None:
         clock = Clock(monotonic_ns=lambda: 0, wall_s=lambda: 0.0)
         self.log = Log(self.out, clock, Level.DEBUG)
-        self.observer = JsonObserver(self.log)
+        self.observer = JsonObserver(self.log, key=SEALER.log_key)
 
     @asynccontextmanager
     async def serving(self, *args: Any, **settings: Any) -> AsyncIterator[Serving]:
@@ -112,6 +112,12 @@ class Recorder:
             self.observer.step(step)
         for request in server.stack.records.requests:
             self.observer.request(request)
+        for hit in server.stack.records.hits:
+            self.observer.cached(hit)
+        for move in server.stack.records.moves:
+            self.observer.moved(move)
+        for line in server.lines:
+            self.log.emit(line)
 
     def look(self, reply: Reply, *, about_server: bool = False) -> Reply:
         """An error, or an answer about the server, may not hold the canary."""
@@ -389,5 +395,17 @@ def test_every_error_is_driven() -> None:
         "stopped",
         "not_found",
         "method_not_allowed",
+    }
+    driven |= {  # by test_canary_state
+        "unknown_adapter",
+        "repeated_adapter",
+        "adapter_refused",
+        "no_adapter_room",
+        "adapters_full",
+        "adapters_too_large",
+        "taken_name",
+        "no_adapter",
+        "no_adapter_dir",
+        "unknown_purpose",
     }
     assert CATALOGUE.keys() - driven == {"bad_request"}, "bad_request: what only quart refuses"

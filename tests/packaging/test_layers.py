@@ -35,7 +35,7 @@ class Rule:
     banned_stdlib: frozenset[str] = frozenset()
 
 
-FILE_TOOLS = ("attrs", "gguf", "jinja2", "msgspec", "numpy", "tokenizers", "tqdm")
+FILE_TOOLS = ("attrs", "blake3", "gguf", "jinja2", "msgspec", "numpy", "tokenizers", "tqdm")
 RULES = {
     "kvtrio.core": Rule((), ("attrs",), CLOCKS_AND_IO),
     "kvtrio.schedulers": Rule(("kvtrio.core",), ("attrs",), CLOCKS_AND_IO),

@@ -106,7 +106,7 @@ def test_every_requirement_is_pinned() -> None:
         assert requirement.specifier.contains(pin), f"{text} against {pin}"
 
 
-IMPORT_NAMES = {"quart-trio": "quart_trio"}
+IMPORT_NAMES = {"prometheus-client": "prometheus_client", "quart-trio": "quart_trio"}
 
 
 def test_dependencies_are_what_is_imported() -> None:
