@@ -16,7 +16,6 @@ from random import Random
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from harness.core_fakes import NumberMatcher
-
 from kvtrio.backends.base import BackendSettings
 from kvtrio.backends.torch_backend import TorchBackend
 from kvtrio.core.config import CoreConfig
