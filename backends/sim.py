@@ -109,7 +109,7 @@ class SimBackend:
         groups = tuple(
             Group(group.state_class, group.window, BYTES_PER_PLACE) for group in layer_groups(spec)
         )
-        # As many as the model itself would have: one token's state is kilobytes there, not 24 bytes.
+        # As many as the model itself would have: a token's state is kilobytes there, not 24 bytes.
         real_groups = core_groups(layer_groups(spec), BYTES_PER_VALUE)
         num_host_blocks = host_blocks(real_groups, settings)
         num_blocks = settings.num_blocks + num_host_blocks

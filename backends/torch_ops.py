@@ -118,7 +118,7 @@ class TorchOps:
         return x[step.sampled]
 
     def logits(self, step: TorchStep, x: Tensor, weight: str, softcap: float | None) -> Tensor:
-        out = kernels.linear(x, self._weights[weight + ".weight"]).float()
+        out = kernels.head(x, self._weights[weight + ".weight"])
         out = add_changes(step.sampled_adapters, x, out, HEAD)
         return out if softcap is None else kernels.softcap(out, softcap)
 

@@ -72,23 +72,27 @@ def build_step(batch: Batch, layout: StepLayout, loaded: Loaded = NO_ADAPTERS) -
     """
     chunks = batch.chunks
     token_ids = [token for chunk in chunks for token in chunk.token_ids]
-    positions = torch.tensor([p for chunk in chunks for p in range(chunk.start, chunk.end)])
+    positions = _ints([p for chunk in chunks for p in range(chunk.start, chunk.end)])
     ends = _row_ends(chunks)
     lengths = [len(chunk.token_ids) for chunk in chunks]
     num_sampled = [int(chunk.sample is not None) for chunk in chunks]
     sampled = [end - 1 for chunk, end in zip(chunks, ends, strict=True) if chunk.sample]
     return TorchStep(
-        token_ids=torch.tensor(token_ids).to(layout.device),
+        token_ids=_ints(token_ids).to(layout.device),
         rotations={
             rope: _rotation(rope, factors, positions, layout.device)
             for rope, factors in layout.ropes.items()
         },
         groups=tuple(_group_step(chunks, i, layout) for i in range(len(layout.groups))),
-        sampled=torch.tensor(sampled, dtype=torch.int64).to(layout.device),
+        sampled=_ints(sampled).to(layout.device),
         samples=tuple(chunk.sample for chunk in chunks if chunk.sample),
         adapters=adapter_rows(chunks, lengths, loaded, layout.device),
         sampled_adapters=adapter_rows(chunks, num_sampled, loaded, layout.device),
     )
+
+
+def _ints(values: list[int]) -> Tensor:
+    return torch.tensor(values, dtype=torch.int64)
 
 
 def _row_ends(chunks: tuple[Chunk, ...]) -> list[int]:
@@ -114,7 +118,7 @@ def _group_step(chunks: tuple[Chunk, ...], group: int, layout: StepLayout) -> Gr
     for i, (chunk, end) in enumerate(zip(chunks, _row_ends(chunks), strict=True)):
         rows.setdefault(_run_key(chunk, i, layout), []).append((chunk, end - len(chunk.token_ids)))
     return GroupStep(
-        slots=torch.tensor(slots).to(layout.device),
+        slots=_ints(slots).to(layout.device),
         runs=tuple(_run(members, group, layout) for members in rows.values()),
     )
 

@@ -10,6 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+NUM_EXACT = 64
+"""Logits per row that are computed in float32."""
+
 
 def embed(token_ids: Tensor, table: Tensor, scale: float) -> Tensor:
     """``table[token_ids] * scale``.
@@ -38,6 +41,23 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """
     out = F.linear(x, weight)
     return out if bias is None else (out.float() + bias).to(x.dtype)
+
+
+def head(x: Tensor, weight: Tensor) -> Tensor:
+    """``x @ weight.T`` for the logits, with the largest ``NUM_EXACT`` of each row in float32.
+
+    A product rounded to bfloat16 has steps of 1/8 at 16 to 32, where logits lie: the best tokens
+    would tie, and the lowest id would win. The few that can be chosen are computed once more from
+    the same values; each row's are its own, so neighbours change nothing.
+
+    x compute type [N, I], weight compute type [O, I]; returns float32 [N, O].
+    """
+    rough = F.linear(x, weight).float()
+    if x.dtype is torch.float32:
+        return rough
+    best = rough.topk(min(NUM_EXACT, rough.shape[-1]), dim=-1).indices
+    exact = torch.bmm(weight[best].float(), x.float().unsqueeze(-1)).squeeze(-1)
+    return rough.scatter_(-1, best, exact)
 
 
 def rope_angles(

@@ -16,7 +16,7 @@ from kvtrio.backends.base import BackendInfo
 from kvtrio.cli.prepare import Prepared
 from kvtrio.config import ConfigError, LogSettings
 from kvtrio.obs.events import ComputeType, DeviceKind, ServerStart, TemplateSource
-from kvtrio.obs.logging import Clock, Log, install_bridge, open_log_file
+from kvtrio.obs.logging import Clock, Log, library_bridge, open_log_file
 from kvtrio.obs.schema import Digest, Level
 
 Word = TypeVar("Word", bound=Enum)
@@ -33,7 +33,7 @@ def open_log(settings: LogSettings, stack: ExitStack) -> Log:
             raise ConfigError(f"--log-file {settings.log_file}: {reason}") from None
     clock = Clock(monotonic_ns=time.monotonic_ns, wall_s=time.time)
     log = Log(file, clock, Level(settings.log_level))
-    install_bridge(log)
+    stack.enter_context(library_bridge(log))
     return log
 
 

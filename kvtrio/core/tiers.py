@@ -1,11 +1,7 @@
 """The cache: published blocks on the device and in RAM, under one limit each.
 
-1. Blocks of a tier never outnumber its limit.
-2. A held block lies on the device. So does its parent, and its parent's parent.
-3. A cached block may leave the device when no child is there, and be dropped when it has no child.
-4. Device and host may be one arena (the device is the host): then a move changes a block's tier
-   and nothing is copied. Otherwise a move is a pair of places in ``copies``, to be performed in
-   order before the next step.
+1. A held block lies on the device. So does its parent, and its parent's parent.
+2. A cached block may leave the device when no child is there, and be dropped when it has no child.
 """
 
 from collections import OrderedDict
@@ -13,28 +9,15 @@ from collections.abc import Sequence
 
 from attrs import define, field, frozen
 
-from kvtrio.core.batch import Copy
-from kvtrio.core.blocks import Arena, Block
-from kvtrio.core.config import CoreConfig
+from kvtrio.core.blocks import Block
 from kvtrio.core.eviction import Candidates, worth
 from kvtrio.core.identity import TokenTrail
 from kvtrio.core.index import Match, PrefixIndex
-from kvtrio.core.types import BlockId, Tier
+from kvtrio.core.storage import Storage, TierMoves
+from kvtrio.core.types import Tier
 
 MAX_GHOSTS = 16384
 """Keys of lost blocks that are remembered, to tell "evicted" from "never seen"."""
-
-
-@define(kw_only=True)
-class TierMoves:
-    """What the cache moved and lost since the last report, in blocks."""
-
-    num_promoted: int = 0
-    num_demoted: int = 0
-    num_dropped: int = 0
-    num_dropped_tokens: int = 0
-    longest_idle_s: float = 0.0
-    """Longest time since its last use among the lost."""
 
 
 @frozen
@@ -46,34 +29,20 @@ class Position:
 
 
 @define(eq=False)
-class TieredCache:
+class TieredCache(Storage):
     """match / acquire / take / release / publish; see the module's rules."""
 
-    config: CoreConfig
     index: PrefixIndex = field(init=False)
-    arenas: dict[Tier, tuple[Arena, ...]] = field(init=False)
-    limits: dict[Tier, int] = field(init=False)
-    num_used: dict[Tier, int] = field(init=False)
-    """Blocks in each tier, held and cached."""
     candidates: dict[Tier, Candidates] = field(init=False)
-    copies: list[Copy] = field(init=False, factory=list)
-    """Planned since the last step, in order."""
     ghosts: OrderedDict[bytes, float] = field(init=False, factory=OrderedDict)
     """Key of a lost block: when it was last used."""
     moves: TierMoves = field(init=False, factory=TierMoves)
 
     def __attrs_post_init__(self) -> None:
-        config = self.config
-        self.index = PrefixIndex(config.block_size)
-        self.limits = {Tier.DEVICE: config.num_blocks, Tier.HOST: config.num_host_blocks}
-        self.num_used = dict.fromkeys(Tier, 0)
-        self.candidates = {tier: Candidates(self.limits[tier], config.block_size) for tier in Tier}
-        groups = range(len(config.groups))
-        if config.is_unified:
-            arenas = tuple(Arena(sum(self.limits.values())) for _ in groups)
-            self.arenas = dict.fromkeys(Tier, arenas)
-        else:
-            self.arenas = {tier: tuple(Arena(self.limits[tier]) for _ in groups) for tier in Tier}
+        super().__attrs_post_init__()
+        size = self.config.block_size
+        self.index = PrefixIndex(size)
+        self.candidates = {tier: Candidates(self.limits[tier], size) for tier in Tier}
 
     # --- what requests do ---
 
@@ -93,12 +62,7 @@ class TieredCache:
     def take(self, now: float) -> Block:
         """A new block, held once; ``CoreConfig.num_blocks`` says why there is always room."""
         self._make_room(now)
-        self.num_used[Tier.DEVICE] += 1
-        return Block(self._take_ids(Tier.DEVICE), last_used_s=now)
-
-    def copy(self, source: Block, target: Block, num_tokens: int) -> None:
-        """Before the next step, copy the first places of a held block into another."""
-        self._plan(source.ids, target.ids, (Tier.DEVICE, Tier.DEVICE), num_tokens)
+        return self.new_block(now)
 
     def release(self, blocks: Sequence[Block], now: float) -> None:
         """One hold less on each. Unpublished blocks that nobody holds are gone at once."""
@@ -108,7 +72,7 @@ class TieredCache:
             if block.num_refs:
                 continue
             if block.key is None:
-                self._forget(block)
+                self.remove(block)
             else:
                 self.candidates[Tier.DEVICE].use(block, now)
                 self._reconsider(block, now)
@@ -133,13 +97,8 @@ class TieredCache:
         shorter = self.index.insert(block, parent)
         self._count_child(parent, +1, now)
         if shorter and shorter.is_candidate:
-            self._drop(shorter, now)
+            self._supersede(shorter, now)
         return block
-
-    def take_copies(self) -> tuple[Copy, ...]:
-        copies = tuple(self.copies)
-        self.copies.clear()
-        return copies
 
     def take_moves(self) -> TierMoves:
         moves, self.moves = self.moves, TierMoves()
@@ -154,7 +113,7 @@ class TieredCache:
 
     def _make_room(self, now: float) -> None:
         device = self.candidates[Tier.DEVICE]
-        while self.num_used[Tier.DEVICE] >= self.limits[Tier.DEVICE]:
+        while self.is_full(Tier.DEVICE):
             victim = device.lowest(now)
             assert victim is not None, "the device holds every place's longest request"
             device.rise(victim)
@@ -166,7 +125,7 @@ class TieredCache:
     def _make_room_in_ram(self, victim: Block, now: float) -> bool:
         """Room for a block that leaves the device; False if RAM holds nothing worth less."""
         ram = self.candidates[Tier.HOST]
-        while self.num_used[Tier.HOST] >= self.limits[Tier.HOST]:
+        while self.is_full(Tier.HOST):
             lowest = ram.lowest(now)
             is_least = lowest is None or lowest.value > ram.level + worth(victim, ram.block_size)
             if is_least and not victim.children:
@@ -190,14 +149,7 @@ class TieredCache:
     def _move(self, block: Block, tier: Tier, now: float) -> None:
         if block.is_candidate:
             self.candidates[block.tier].discard(block)
-        self.num_used[block.tier] -= 1
-        self.num_used[tier] += 1
-        if not self.config.is_unified:
-            ids = self._take_ids(tier)
-            self._plan(block.ids, ids, (block.tier, tier), len(block.tags))
-            self._free_ids(block.ids, block.tier)
-            block.ids = ids
-        block.tier = tier
+        self.transfer(block, tier)
         self._count_child(block.parent, +1 if tier is Tier.DEVICE else -1, now)
         self._reconsider(block, now)
 
@@ -212,21 +164,28 @@ class TieredCache:
             known.tier, own.tier = Tier.DEVICE, Tier.HOST
             self._count_child(known.parent, +1, now)
         own.num_refs = 0
-        self._forget(own)
+        self.remove(own)
         return known
 
     def _drop(self, block: Block, now: float) -> None:
-        parent, key = block.parent, block.key
-        assert parent is not None
-        assert key is not None
-        if block.is_candidate:
-            self.candidates[block.tier].discard(block)
-        self._remember(key, block.last_used_s)
+        """Lose a block that has no child."""
+        assert block.key is not None
+        self._remember(block.key, block.last_used_s)
         self.moves.num_dropped += 1
         self.moves.num_dropped_tokens += len(block.tags)
         self.moves.longest_idle_s = max(self.moves.longest_idle_s, now - block.last_used_s)
+        self._take_out(block, now)
+
+    def _supersede(self, block: Block, now: float) -> None:
+        self.moves.num_superseded += 1
+        self._take_out(block, now)
+
+    def _take_out(self, block: Block, now: float) -> None:
+        parent = block.parent
+        if block.is_candidate:
+            self.candidates[block.tier].discard(block)
         self.index.remove(block)
-        self._forget(block)
+        self.remove(block)
         self._count_child(parent, -1 if block.tier is Tier.DEVICE else 0, now)
 
     # --- bookkeeping ---
@@ -253,24 +212,3 @@ class TieredCache:
         self.ghosts[key] = last_used_s
         if len(self.ghosts) > MAX_GHOSTS:
             self.ghosts.popitem(last=False)
-
-    def _forget(self, block: Block) -> None:
-        self.num_used[block.tier] -= 1
-        self._free_ids(block.ids, block.tier)
-
-    def _take_ids(self, tier: Tier) -> tuple[BlockId, ...]:
-        return tuple(arena.take() for arena in self.arenas[tier])
-
-    def _free_ids(self, ids: tuple[BlockId, ...], tier: Tier) -> None:
-        for arena, block_id in zip(self.arenas[tier], ids, strict=True):
-            arena.free(block_id)
-
-    def _plan(
-        self,
-        sources: tuple[BlockId, ...],
-        targets: tuple[BlockId, ...],
-        tiers: tuple[Tier, Tier],
-        num_tokens: int,
-    ) -> None:
-        for group, (source, target) in enumerate(zip(sources, targets, strict=True)):
-            self.copies.append(Copy(group, source, target, num_tokens, *tiers))

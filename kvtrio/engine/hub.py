@@ -27,7 +27,7 @@ from kvtrio.core.events import (
 )
 from kvtrio.core.identity import effective
 from kvtrio.core.machine import Core, CoreStatistics
-from kvtrio.core.tiers import TierMoves
+from kvtrio.core.storage import TierMoves
 from kvtrio.core.types import GapCause, RequestId
 from kvtrio.engine.handle import EngineStopped, Handle, Refused
 from kvtrio.engine.records import (

@@ -10,7 +10,7 @@ from kvtrio.core.cost import CostModel
 from kvtrio.core.events import Cached, Gap, Rejected
 from kvtrio.core.explain import CacheReport
 from kvtrio.core.identity import AdapterUse
-from kvtrio.core.tiers import TierMoves
+from kvtrio.core.storage import TierMoves
 from kvtrio.core.types import FinishReason, RequestId, Retain
 
 

@@ -1,7 +1,7 @@
 """Bounds the work of one template render without a clock, so that the bound is the same everywhere.
 
 1. A unit is about a microsecond of Python: one loop turn, one call, sixteen syntax nodes.
-2. Whatever makes or walks through values pays for their size before it runs; thirty-two characters
+2. Whatever makes or walks through values pays for their size before it runs; sixty-four characters
    are one unit.
 3. No value is worth more than the budget, however often a part occurs in it: each container pays
    for its parts when it is built. So no single operation inside Python can run away.
@@ -12,7 +12,7 @@ from typing import Any
 
 from attrs import define
 
-CHARS_PER_UNIT = 32
+CHARS_PER_UNIT = 64
 _CONTAINERS = (list, tuple, set, frozenset, KeysView, ValuesView, ItemsView)
 _ATOMS = (int, float, bool, type(None))
 

@@ -3,8 +3,8 @@
 The names and what each stands for are facts from llama.cpp's ``src/llama-vocab.cpp`` (MIT), written
 for Oniguruma, the regular expressions of the ``tokenizers`` library. Each pattern is applied to the
 pieces the one before it left; what lies between two matches is a piece of its own. Contractions are
-spelled out because ``(?i:'s)`` would also match the long s. A possessive or lookahead form is used
-where the plain one backtracks over a whole run of equal characters from each of its places.
+spelled out because ``(?i:'s)`` would also match the long s. Where a plain form would try a
+whole run of spaces again from each of its places, a lookbehind keeps it to the first.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""A model as data: what the decoder does in each layer, as flags, so that most models are a table entry.
+"""A model as data: what the decoder does in each layer, as flags. Most models are a table entry.
 
 Shapes are torch's: a matrix is [out, in]. Field names follow the GGUF keys where they exist.
 """

@@ -14,9 +14,9 @@ from kvtrio.model.messages import (
     normalise,
     plain_copy,
 )
+from kvtrio.model.template_compile import compile_template
 from kvtrio.model.template_probe import Capabilities, probe
 from kvtrio.model.template_render import Renderer, RenderRequest
-from kvtrio.model.template_sandbox import compile_template
 
 __all__ = ["ChatTemplate", "RenderRequest", "TemplateError", "load_template"]
 

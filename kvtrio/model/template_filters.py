@@ -11,8 +11,9 @@ from functools import wraps
 from typing import Any
 
 from jinja2.filters import FILTERS as DEFAULT_FILTERS
+from jinja2.tests import TESTS as DEFAULT_TESTS
 
-from kvtrio.model.meter import Meter
+from kvtrio.model.meter import CHARS_PER_UNIT, Meter
 
 MAX_WIDTH = 256
 _LONG_NUMBER = re.compile(r"[0-9]{4}|\*|\{[^{}]*\{")
@@ -20,10 +21,10 @@ _LONG_NUMBER = re.compile(r"[0-9]{4}|\*|\{[^{}]*\{")
 
 _FREE = "abs d default first float int last length count"
 _LINEAR = "items list map reject rejectattr reverse select selectattr"
-_DEEP = (
-    "capitalize dictsort e escape groupby lower max min safe sort string title trim truncate"
-    " unique upper urlencode wordcount"
-)
+_DEEP = "capitalize dictsort e escape groupby lower max min safe sort string trim unique upper"
+_SLOW = "title truncate urlencode wordcount"
+_SLOWNESS = 8
+_COMPARING = "== eq equalto != ne < lt lessthan <= le > gt greaterthan >= ge in"
 
 
 def make_filters(meter: Meter) -> dict[str, Callable[..., Any]]:
@@ -33,6 +34,8 @@ def make_filters(meter: Meter) -> dict[str, Callable[..., Any]]:
         filters[name] = _paying(DEFAULT_FILTERS[name], meter, meter.spend_shallow)
     for name in _DEEP.split():
         filters[name] = _paying(DEFAULT_FILTERS[name], meter, meter.spend_deep)
+    for name in _SLOW.split():
+        filters[name] = _paying(DEFAULT_FILTERS[name], meter, _slowly(meter))
     own = _OwnFilters(meter)
     filters |= {
         "format": own.format,
@@ -45,6 +48,14 @@ def make_filters(meter: Meter) -> dict[str, Callable[..., Any]]:
         "tojson": own.tojson,
     }
     return filters
+
+
+def make_tests(meter: Meter) -> dict[str, Any]:
+    """jinja2's tests; those that compare pay for both sides."""
+    tests: dict[str, Any] = dict(DEFAULT_TESTS)
+    for name in _COMPARING.split():
+        tests[name] = _paying(tests[name], meter, meter.spend_deep)
+    return tests
 
 
 def check_format(text: str, args: Any, meter: Meter) -> None:
@@ -61,18 +72,26 @@ def check_format(text: str, args: Any, meter: Meter) -> None:
 def check_replace(text: str, args: tuple[Any, ...], meter: Meter) -> None:
     if len(args) >= 2 and isinstance(args[0], str) and isinstance(args[1], str):
         meter.spend_shallow(text)
-        meter.spend(text.count(args[0]) * len(args[1]) // 32)
+        meter.spend(text.count(args[0]) * len(args[1]) // CHARS_PER_UNIT)
 
 
 def check_join(separator: str, values: Any, meter: Meter) -> None:
     meter.spend_deep(values)
     if hasattr(values, "__len__"):
-        meter.spend(len(values) * len(separator) // 32)
+        meter.spend(len(values) * len(separator) // CHARS_PER_UNIT)
 
 
 def materialise(value: Any) -> Any:
     """A list for an iterator: its work is done now, and it does not print as an address."""
     return list(value) if isinstance(value, Iterator) else value
+
+
+def _slowly(meter: Meter) -> Callable[[Any], None]:
+    def spend(value: Any) -> None:
+        for _ in range(_SLOWNESS):
+            meter.spend_deep(value)
+
+    return spend
 
 
 def _paying(

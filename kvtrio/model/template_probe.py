@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from kvtrio.model.messages import REASONING_NAMES, MessageRules, TemplateError
 from kvtrio.model.template_render import Renderer, RenderRequest
@@ -12,6 +12,8 @@ from kvtrio.model.template_render import Renderer, RenderRequest
 _TEXT, _CALL, _OTHER, _ARGUMENT, _THOUGHT = "Kx7q", "call_Zt4", "call_Wp9", "Qm3v", "Vd8r"
 _LONG_ID, _OTHER_LONG_ID = "call_00000000000000000001", "call_00000000000000000002"
 _SHORT_ID, _OTHER_SHORT_ID = "000000001", "000000002"
+PROBE_BUDGET = 20_000
+"""Units of work for one probe; the busiest of llama.cpp's 71 templates takes some 3,000."""
 _DAY = datetime(2024, 1, 1)
 _USER = {"role": "user", "content": "Hello"}
 
@@ -33,7 +35,7 @@ class Capabilities:
 
 def probe(renderer: Renderer) -> tuple[Capabilities, MessageRules]:
     """Render some twenty small conversations; what does not render is not supported."""
-    return _Prober(renderer).find()
+    return _Prober(evolve(renderer, base_budget=PROBE_BUDGET)).find()
 
 
 class _Prober:

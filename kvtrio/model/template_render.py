@@ -8,10 +8,11 @@ from attrs import field, frozen
 
 from kvtrio.model.messages import TemplateError
 from kvtrio.model.meter import CHARS_PER_UNIT, LimitExceeded, Meter, weight
-from kvtrio.model.template_sandbox import Compiled, Refusal, Sandbox, run_template
+from kvtrio.model.template_compile import Compiled
+from kvtrio.model.template_sandbox import Refusal, Sandbox, run_template
 
-BASE_BUDGET = 1_000_000
-BUDGET_FACTOR = 32
+BASE_BUDGET = 500_000
+BUDGET_FACTOR = 128
 """Units of work for each unit that the request weighs (see ``meter``)."""
 BASE_CHARS = 1_048_576
 CHARS_FACTOR = 8
@@ -38,17 +39,19 @@ class Renderer:
     compiled: Compiled
     bos_text: str
     eos_text: str
+    base_budget: int = BASE_BUDGET
+    """Units of work that even an empty request may take."""
 
     def render(self, request: RenderRequest) -> str:
         """The prompt's text; messages, tools and variables must be plain copies, which the template
         may change. Raises TemplateError for whatever the template provokes."""
         messages = list(request.messages)
         size = weight([messages, request.tools, request.variables])
-        sandbox = Sandbox(Meter(BASE_BUDGET + BUDGET_FACTOR * size), messages)
+        sandbox = Sandbox(Meter(self.base_budget + BUDGET_FACTOR * size), messages)
         max_chars = BASE_CHARS + CHARS_FACTOR * CHARS_PER_UNIT * size
         try:
             return run_template(
-                self.compiled, sandbox, self._variables(request, messages), max_chars
+                self.compiled.code, sandbox, self._variables(request, messages), max_chars
             )
         except Refusal as refusal:
             # A reason put together from the messages would show what they say.

@@ -1,39 +1,34 @@
-"""Compiles chat templates and runs them: jinja2's sandbox, with every source of work metered.
+"""Runs chat templates in jinja2's sandbox, with every source of work metered.
 
-The syntax tree is rewritten before it is compiled, so that loops, macros, concatenations, literals
-and comparisons pay; calls, operators and subscripts pay in the sandbox's own hooks. A template can
-neither run for long nor hold much, and this needs no watchdog, thread or signal.
+Calls, operators, subscripts and filters pay in the hooks here; loops, macros, literals and the like
+pay because ``template_compile`` puts the filters named here into the tree. A template can neither
+run for long nor hold much, and this needs no watchdog, thread or signal.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from types import CodeType
 from typing import Any
 
-from attrs import frozen
 from jinja2 import nodes, pass_context
-from jinja2.exceptions import TemplateSyntaxError
+from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension
 from jinja2.parser import Parser
-from jinja2.runtime import LoopContext, Macro, str_join
+from jinja2.runtime import LoopContext, Macro, Undefined, str_join
 from jinja2.sandbox import SandboxedEnvironment
 from jinja2.utils import Joiner, Namespace
-from jinja2.visitor import NodeTransformer
 
-from kvtrio.model.errors import ModelFileError
-from kvtrio.model.meter import LimitExceeded, Meter, weight
+from kvtrio.model.meter import CHARS_PER_UNIT, LimitExceeded, Meter, weight
 from kvtrio.model.template_filters import (
     MAX_WIDTH,
     check_format,
     check_join,
     check_replace,
     make_filters,
+    make_tests,
 )
 
-MAX_SOURCE_CHARS = 262_144
 MAX_RANGE = 100_000
 MAX_BITS = 4_096
-COMPILE_BUDGET = 1_000_000
-NODES_PER_UNIT = 16
 
 # Filters of ours that only rewritten trees can name: no template can spell a space in a name.
 TICK, JOIN, BUILT, COMPARED = " tick", " join", " built", " compared"
@@ -51,7 +46,6 @@ _METHODS: tuple[tuple[type, frozenset[str]], ...] = (
     (tuple, frozenset(["count", "index"])),
 )
 _OBJECTS = (LoopContext, Macro, Namespace, Joiner)
-_FORBIDDEN = (nodes.Block, nodes.Extends, nodes.Include, nodes.Import, nodes.FromImport)
 
 
 class Refusal(Exception):
@@ -60,17 +54,6 @@ class Refusal(Exception):
     def __init__(self, reason: object) -> None:
         super().__init__("refused by the template")
         self.reason = reason
-
-
-@frozen(eq=False)
-class Compiled:
-    """A template ready to run, as often and in as many threads as wanted."""
-
-    code: CodeType
-    reasons: frozenset[str]
-    """Texts that stand in the template as arguments of ``raise_exception``: safe to show."""
-    names: frozenset[str]
-    """Attributes and keys that the template names."""
 
 
 class Sandbox(SandboxedEnvironment):
@@ -93,6 +76,7 @@ class Sandbox(SandboxedEnvironment):
         self.message_index: int | None = None
         self._indexes = {id(message): i for i, message in enumerate(messages or [])}
         self.globals = {"range": _range, "dict": _dict, "namespace": Namespace, "joiner": Joiner}
+        self.tests = make_tests(meter)
         self.filters = make_filters(meter) | {
             TICK: self._tick,
             JOIN: self._join,
@@ -107,6 +91,11 @@ class Sandbox(SandboxedEnvironment):
             if isinstance(obj, kind):
                 return attr in names
         return isinstance(obj, _OBJECTS)
+
+    def unsafe_undefined(self, obj: Any, attribute: str) -> Undefined:
+        if attribute.startswith("_"):  # no template has an honest use for these
+            raise SecurityError
+        return super().unsafe_undefined(obj, attribute)
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         self._note(obj)
@@ -183,75 +172,11 @@ class _Generation(Extension):
         return nodes.Scope(body, lineno=lineno)
 
 
-class _Metering(NodeTransformer):
-    """Puts the filters of ours around whatever makes work."""
-
-    def visit_For(self, node: nodes.For) -> nodes.For:
-        cost = _cost(node)
-        self.generic_visit(node)
-        node.body.insert(0, nodes.ExprStmt(_apply(TICK, nodes.Const(cost))))
-        if node.test is not None:
-            node.test = nodes.And(_apply(TICK, nodes.Const(cost)), node.test)
-        return node
-
-    def visit_Macro(self, node: nodes.Macro | nodes.CallBlock) -> nodes.Node:
-        cost = _cost(node)
-        self.generic_visit(node)
-        node.body.insert(0, nodes.ExprStmt(_apply(TICK, nodes.Const(cost))))
-        return node
-
-    visit_CallBlock = visit_Macro
-
-    def visit_Concat(self, node: nodes.Concat) -> nodes.Expr:
-        self.generic_visit(node)
-        return _apply(JOIN, nodes.List(node.nodes))
-
-    def visit_List(self, node: nodes.List | nodes.Dict) -> nodes.Expr:
-        self.generic_visit(node)
-        return _apply(BUILT, node)
-
-    visit_Dict = visit_List
-
-    def visit_Tuple(self, node: nodes.Tuple) -> nodes.Expr:
-        self.generic_visit(node)
-        return _apply(BUILT, node) if node.ctx == "load" else node
-
-    def visit_Compare(self, node: nodes.Compare) -> nodes.Expr:
-        self.generic_visit(node)
-        holders: list[nodes.Compare | nodes.Operand] = [node, *node.ops]
-        for holder in holders:
-            if not isinstance(holder.expr, nodes.Const):
-                holder.expr = _apply(COMPARED, holder.expr)
-        return node
-
-
-def compile_template(source: str) -> Compiled:
-    """Raises ModelFileError, with the line where there is one, if ``source`` is no template."""
-    if len(source) > MAX_SOURCE_CHARS:
-        raise ModelFileError(f"the chat template is longer than {MAX_SOURCE_CHARS} characters")
-    environment = Sandbox(Meter(COMPILE_BUDGET))
-    try:
-        tree = environment.parse(source)
-        if next(tree.find_all(_FORBIDDEN), None) is not None:
-            raise ModelFileError("the chat template uses blocks or other templates")
-        reasons, names = frozenset(_reasons(tree)), frozenset(_names(tree))
-        tree = _Metering().visit(tree)
-        tree.set_environment(environment)
-        return Compiled(environment.compile(tree), reasons, names)
-    except ModelFileError:
-        raise
-    except TemplateSyntaxError as error:
-        what = "".join(c if c.isprintable() else "?" for c in error.message or "")[:200]
-        raise ModelFileError(f"chat template, line {error.lineno}: {what}") from None
-    except Exception:  # jinja2 and Python have many ways to refuse a tree that is too deep or odd
-        raise ModelFileError("the chat template does not compile") from None
-
-
 def run_template(
-    compiled: Compiled, sandbox: Sandbox, variables: Mapping[str, Any], max_chars: int
+    code: CodeType, sandbox: Sandbox, variables: Mapping[str, Any], max_chars: int
 ) -> str:
     """Raises LimitExceeded, Refusal, or whatever the template provokes."""
-    template = sandbox.template_class.from_code(sandbox, compiled.code, sandbox.make_globals(None))
+    template = sandbox.template_class.from_code(sandbox, code, sandbox.make_globals(None))
     parts, left = [], max_chars
     for part in template.root_render_func(template.new_context(dict(variables))):
         left -= len(part)
@@ -259,35 +184,6 @@ def run_template(
             raise LimitExceeded
         parts.append(part)
     return "".join(parts)
-
-
-def _apply(name: str, node: nodes.Expr) -> nodes.Filter:
-    return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno or 1)
-
-
-def _cost(node: nodes.Node) -> int:
-    """Units for one pass over all below ``node``, taken or not."""
-    size = 0
-    for child in node.find_all(nodes.Node):
-        text = getattr(child, "value", getattr(child, "data", ""))
-        size += 1 + (len(text) // 32 if isinstance(text, str) else 0)
-    return 1 + size // NODES_PER_UNIT
-
-
-def _reasons(tree: nodes.Template) -> Iterator[str]:
-    for call in tree.find_all(nodes.Call):
-        if isinstance(call.node, nodes.Name) and call.node.name == "raise_exception":
-            for argument in call.args:
-                if isinstance(argument, nodes.Const) and isinstance(argument.value, str):
-                    yield argument.value
-
-
-def _names(tree: nodes.Template) -> Iterator[str]:
-    for node in tree.find_all(nodes.Getattr):
-        yield node.attr
-    for constant in tree.find_all(nodes.Const):
-        if isinstance(constant.value, str):
-            yield constant.value
 
 
 def _check_call(function: Any, args: tuple[Any, ...], kwargs: Any, meter: Meter) -> None:
@@ -301,7 +197,7 @@ def _check_call(function: Any, args: tuple[Any, ...], kwargs: Any, meter: Meter)
             raise ValueError("width too large")
         else:
             meter.spend_shallow(owner)
-    elif isinstance(owner, list | dict):
+    elif isinstance(owner, list | dict) or name in ("changed", "_dict"):
         meter.spend_shallow(owner)
         meter.spend_deep(args)
         meter.spend_deep(kwargs)
@@ -316,9 +212,8 @@ def _check_product(operator: str, left: Any, right: Any, meter: Meter) -> None:
     elif numbers and not isinstance(left, float) and not isinstance(right, float):
         text = right if numbers[0] is left else left
         meter.spend_deep(text)
-        meter.spend(
-            max(0, numbers[0]) * (len(text) // 32 if isinstance(text, str) else weight(text))
-        )
+        is_text, count = isinstance(text, str | bytes), max(0, numbers[0])
+        meter.spend(count * len(text) // CHARS_PER_UNIT if is_text else count * weight(text))
 
 
 def _range(*args: int) -> range:

@@ -5,7 +5,8 @@
 
 import logging
 import os
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
@@ -107,8 +108,8 @@ class LibraryBridge(logging.Handler):
     The record is never formatted: message, arguments and exception text stay where they are.
     """
 
-    def __init__(self, log: Log) -> None:
-        super().__init__(logging.WARNING)
+    def __init__(self, log: Log, level: int) -> None:
+        super().__init__(level)
         self._log = log
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -122,14 +123,23 @@ class LibraryBridge(logging.Handler):
         )
 
 
-def install_bridge(log: Log) -> None:
-    """Make the bridge the only way out of the standard library's logging, warnings included."""
+@contextmanager
+def library_bridge(log: Log, level: int = logging.WARNING) -> Iterator[None]:
+    """Make the bridge the only way out of the standard library's logging, warnings included.
+
+    Everything is as before when the block ends.
+    """
     root = logging.getLogger()
-    for handler in tuple(root.handlers):
-        root.removeHandler(handler)
-    root.addHandler(LibraryBridge(log))
-    root.setLevel(logging.WARNING)
+    handlers, old_level = list(root.handlers), root.level
+    root.handlers[:] = [LibraryBridge(log, level)]
+    root.setLevel(level)
     logging.captureWarnings(True)
+    try:
+        yield
+    finally:
+        logging.captureWarnings(False)
+        root.handlers[:] = handlers
+        root.setLevel(old_level)
 
 
 def _library_of(logger_name: str) -> Library:

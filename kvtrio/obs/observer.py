@@ -7,7 +7,7 @@ from attrs import define, field, frozen
 
 from kvtrio.core.events import Cached, Rejected
 from kvtrio.core.explain import MissReason
-from kvtrio.core.tiers import TierMoves
+from kvtrio.core.storage import TierMoves
 from kvtrio.core.types import Retain
 from kvtrio.engine.records import CostRecord, Observer, RequestRecord, StepRecord
 from kvtrio.obs.events import (

@@ -12,7 +12,7 @@ from attrs import define, field
 
 from kvtrio.core.events import Cached, Rejected
 from kvtrio.core.explain import MissReason, TurnClass
-from kvtrio.core.tiers import TierMoves
+from kvtrio.core.storage import TierMoves
 from kvtrio.core.types import FinishReason, GapCause, RejectReason
 from kvtrio.engine.records import BreachReason, CostRecord, RequestRecord, StepRecord
 

@@ -116,8 +116,12 @@ async def serve_http(
     URLs it listens on. Raises ``BindError``.
     """
     config = hypercorn_config(http, sockets or open_sockets(http.host, http.port))
-    with bounded_connections(http.stall_s) as patience:
-        trigger = drain_on_signal(engine, http, config, patience)
+    # Open before hypercorn says that it listens: whoever was told may send a signal at once.
+    with (
+        trio.open_signal_receiver(*SIGNALS) as signals,
+        bounded_connections(http.stall_s) as patience,
+    ):
+        trigger = drain_on_signal(engine, http, config, patience, signals)
         await serve(app, config, shutdown_trigger=trigger, task_status=task_status)
 
 
@@ -125,18 +129,21 @@ async def serve_http(
 
 
 def drain_on_signal(
-    engine: Engine, http: HttpSettings, config: Config, patience: Patience
+    engine: Engine,
+    http: HttpSettings,
+    config: Config,
+    patience: Patience,
+    signals: AsyncIterator[int],
 ) -> Callable[[], Awaitable[None]]:
     """Return hypercorn's shutdown trigger; when it returns, hypercorn stops accepting, waits
     ``config.graceful_timeout`` for open connections and cancels the rest."""
 
     async def trigger() -> None:
-        with trio.open_signal_receiver(*SIGNALS) as signals:
-            await anext(signals)
-            engine.drain()
-            if not await _drained(engine, signals, http.drain_s):
-                config.graceful_timeout = HURRY_S
-            patience.shorten(config.graceful_timeout)
+        await anext(signals)
+        engine.drain()
+        if not await _drained(engine, signals, http.drain_s):
+            config.graceful_timeout = HURRY_S
+        patience.shorten(config.graceful_timeout)
 
     return trigger
 

@@ -25,6 +25,7 @@ from kvtrio.backends.torch_backend import TorchBackend
 from kvtrio.backends.torch_weights import load_weights, passing_bytes
 from kvtrio.core.batch import Batch, Copy
 from kvtrio.core.sampling import SamplingParams
+from kvtrio.core.types import BlockId
 from kvtrio.model.errors import ModelFileError
 
 CPU = torch.device("cpu")
@@ -135,6 +136,13 @@ def test_only_sampled_chunks_get_an_answer():
     )
     assert [token is None for token in tokens] == [True, False, True]
     assert driver.tokens(driver.chunk(1, 3, [4], None)) == [None]
+
+
+def test_a_batch_of_copies_alone_computes_nothing():
+    """Without chunks a step copies and answers with nothing."""
+    backend = random_backend(PLAIN)
+    copy = Copy(0, BlockId(0), BlockId(1), 3)
+    assert backend.step(Batch(0, (), (copy,))).sampled == ()
 
 
 def test_reported_logprobs_are_those_of_the_raw_logits():

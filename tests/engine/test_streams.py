@@ -20,12 +20,10 @@ from harness.virtual import (
 )
 from kvtrio.core.batch import Batch, StepResult
 from kvtrio.core.events import Progress, Started, TokenOut
-from kvtrio.core.machine import Core
 from kvtrio.core.sampling import SamplingParams
 from kvtrio.core.types import FinishReason, RejectReason
 from kvtrio.engine import Handle, Refused, open_engine
 from kvtrio.engine.executor import VirtualExecutor
-from kvtrio.schedulers.fcfs import FCFS
 
 
 async def test_a_stream_starts_progresses_and_ends_with_its_account(

@@ -27,7 +27,7 @@ from kvtrio.core.identity import KeyMaker
 from kvtrio.core.machine import Core
 from kvtrio.core.policy import Policy
 from kvtrio.core.sampling import SamplingParams
-from kvtrio.core.tiers import TierMoves
+from kvtrio.core.storage import TierMoves
 from kvtrio.core.types import StateClass
 from kvtrio.engine import Engine, Handle, open_engine
 from kvtrio.engine.executor import VirtualExecutor

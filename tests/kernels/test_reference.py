@@ -139,3 +139,17 @@ def test_softcap_bounds_and_keeps_small_values():
     x = torch.tensor([-1e4, -1.0, 0.0, 0.01, 40.0])
     expected = [30 * math.tanh(v / 30) for v in x.tolist()]
     np.testing.assert_allclose(wide(kernels.softcap(x, 30.0)), expected, **EXACT)
+
+
+def test_head_tells_close_logits_apart_that_bfloat16_would_tie():
+    """The best of each row are exact to float32, whatever the other rows are."""
+    x, weight = tensor(3, 64, dtype=torch.bfloat16), tensor(1000, 64, dtype=torch.bfloat16)
+    x, weight = x * 4, weight * 4
+    exact = x.double() @ weight.double().T
+    out = kernels.head(x, weight)
+    best = exact.topk(20, dim=-1).indices
+    close = (out.double() - exact).gather(-1, best).abs().max()
+    rounded = (torch.nn.functional.linear(x, weight).double() - exact).gather(-1, best).abs().max()
+    assert close < 1e-2 < rounded
+    alone = kernels.head(x[1:2], weight).gather(-1, best[1:2])
+    torch.testing.assert_close(alone, out[1:2].gather(-1, best[1:2]))

@@ -7,7 +7,7 @@ from kvtrio.model.errors import ModelFileError
 
 
 def test_a_digest_knows_contents_and_order_not_names(tmp_path):
-    """Equal bytes under another name are equal; a byte, or the order of parts, makes a difference."""
+    """Equal bytes are equal under any name; a byte, or the order of parts, makes a difference."""
     one, two, copy = (tmp_path / name for name in ("one", "two", "copy"))
     one.write_bytes(b"a" * 1000)
     two.write_bytes(b"b" * 1000)

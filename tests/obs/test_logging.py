@@ -18,7 +18,7 @@ from kvtrio.core.types import FinishReason, GapCause, RejectReason, RequestId
 from kvtrio.engine.records import BreachReason, CostRecord, RequestRecord, StepRecord
 from kvtrio.obs.events import Library, LibraryNote, LoopStall
 from kvtrio.obs.instrument import StallWatch
-from kvtrio.obs.logging import Clock, Log, install_bridge, open_log_file
+from kvtrio.obs.logging import Clock, Log, library_bridge, open_log_file
 from kvtrio.obs.observer import JsonObserver, StepSampling
 from kvtrio.obs.schema import Level
 
@@ -38,15 +38,10 @@ def out() -> io.BytesIO:
 
 @pytest.fixture
 def bridged(out: io.BytesIO) -> Iterator[Log]:
-    """Libraries log into ``out``; pytest's own handlers come back afterwards."""
-    root = logging.getLogger()
-    handlers, level = list(root.handlers), root.level
+    """Libraries log into ``out``."""
     log = Log(out, CLOCK, Level.DEBUG)
-    install_bridge(log)
-    yield log
-    logging.captureWarnings(False)
-    root.handlers[:] = handlers
-    root.setLevel(level)
+    with library_bridge(log):
+        yield log
 
 
 def test_envelope(out: io.BytesIO) -> None:
@@ -117,6 +112,15 @@ def test_warnings_keep_only_their_origin(bridged: Log, out: io.BytesIO) -> None:
         warnings.warn(CANARY, stacklevel=1)
     assert CANARY not in out.getvalue().decode()
     assert [line["library"] for line in lines(out)] == ["py"]
+
+
+def test_the_bridge_leaves_no_trace(out: io.BytesIO) -> None:
+    """Handlers, level and warnings are as before, also after an exception."""
+    root = logging.getLogger()
+    before = (list(root.handlers), root.level, warnings.showwarning)
+    with pytest.raises(KeyError), library_bridge(Log(out, CLOCK), logging.DEBUG):
+        raise KeyError
+    assert (list(root.handlers), root.level, warnings.showwarning) == before
 
 
 def test_log_file_is_private_and_appended_to(tmp_path: Path) -> None:

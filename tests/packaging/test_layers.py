@@ -5,6 +5,7 @@ import sys
 
 import pytest
 from attrs import frozen
+
 from harness.source_tree import ROOT, imported, mentioned, modules, parsed
 
 CLOCKS_AND_IO = frozenset(
@@ -34,7 +35,7 @@ class Rule:
     banned_stdlib: frozenset[str] = frozenset()
 
 
-FILE_TOOLS = ("attrs", "gguf", "jinja2", "msgspec", "numpy", "safetensors", "tokenizers", "tqdm")
+FILE_TOOLS = ("attrs", "blake3", "gguf", "jinja2", "msgspec", "numpy", "tokenizers", "tqdm")
 RULES = {
     "kvtrio.core": Rule((), ("attrs",), CLOCKS_AND_IO),
     "kvtrio.schedulers": Rule(("kvtrio.core",), ("attrs",), CLOCKS_AND_IO),
@@ -42,7 +43,7 @@ RULES = {
     "kvtrio.kernels": Rule((), ("torch", "triton", "numpy")),
     "kvtrio.backends": Rule(
         ("kvtrio.core", "kvtrio.model", "kvtrio.kernels"),
-        ("attrs", "gguf", "numpy", "safetensors", "torch", "tqdm"),
+        ("attrs", "gguf", "numpy", "torch", "tqdm"),
     ),
     "kvtrio.engine": Rule(("kvtrio.core",), ("attrs", "outcome", "trio"), frozenset({"asyncio"})),
     "kvtrio.obs": Rule(
@@ -56,7 +57,7 @@ RULES = {
         frozenset({"asyncio"}),
     ),
     "kvtrio.plugins": Rule(),
-    "kvtrio.config": Rule(("kvtrio.core",), ("attrs",)),
+    "kvtrio.config": Rule((), ("attrs", "cyclopts")),
     "kvtrio.__main__": Rule(("kvtrio.cli",)),
 }
 ANYTHING = ("kvtrio.cli",)

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness.source_tree import FOLDERS, ROOT
 
 import kvtrio
+from harness.source_tree import FOLDERS, ROOT, imported, modules
 
 
 def project_file() -> dict[str, Any]:
@@ -104,3 +104,16 @@ def test_every_requirement_is_pinned() -> None:
         requirement = Requirement(text)
         pin = pins[canonicalize_name(requirement.name)]
         assert requirement.specifier.contains(pin), f"{text} against {pin}"
+
+
+IMPORT_NAMES = {"prometheus-client": "prometheus_client", "quart-trio": "quart_trio"}
+
+
+def test_dependencies_are_what_is_imported() -> None:
+    """Nothing is asked for that no module uses, and nothing used that is not asked for."""
+    from packaging.requirements import Requirement
+
+    names = {Requirement(text).name for text in project_file()["project"]["dependencies"]}
+    used = {name.partition(".")[0] for _, path in modules() for name in imported(path)}
+    used -= sys.stdlib_module_names | {"kvtrio"}
+    assert {IMPORT_NAMES.get(name, name) for name in names} == used

@@ -1,0 +1,101 @@
+"""Where blocks lie: two memories, how many blocks each holds, and copies between them.
+
+1. Blocks of a tier never outnumber its limit; who makes room is the cache's business.
+2. Device and host may be one arena (the device is the host): then a move changes a block's tier
+   and nothing is copied. Otherwise a move is a pair of places in ``copies``, to be performed in
+   order before the next step.
+"""
+
+from attrs import define, field
+
+from kvtrio.core.batch import Copy
+from kvtrio.core.blocks import Arena, Block
+from kvtrio.core.config import CoreConfig
+from kvtrio.core.types import BlockId, Tier
+
+
+@define(kw_only=True)
+class TierMoves:
+    """What the cache moved and lost since the last report, in blocks."""
+
+    num_promoted: int = 0
+    num_demoted: int = 0
+    num_dropped: int = 0
+    num_dropped_tokens: int = 0
+    num_superseded: int = 0
+    """Blocks whose tokens a longer block holds now; nothing was lost."""
+    longest_idle_s: float = 0.0
+    """Longest time since its last use among the lost."""
+
+
+@define(eq=False)
+class Storage:
+    """Places, counts and planned copies; see the module's rules."""
+
+    config: CoreConfig
+    arenas: dict[Tier, tuple[Arena, ...]] = field(init=False)
+    limits: dict[Tier, int] = field(init=False)
+    num_used: dict[Tier, int] = field(init=False)
+    """Blocks in each tier, held and cached."""
+    copies: list[Copy] = field(init=False, factory=list)
+    """Planned since the last step, in order."""
+
+    def __attrs_post_init__(self) -> None:
+        config = self.config
+        self.limits = {Tier.DEVICE: config.num_blocks, Tier.HOST: config.num_host_blocks}
+        self.num_used = dict.fromkeys(Tier, 0)
+        groups = range(len(config.groups))
+        if config.is_unified:
+            arenas = tuple(Arena(sum(self.limits.values())) for _ in groups)
+            self.arenas = dict.fromkeys(Tier, arenas)
+        else:
+            self.arenas = {tier: tuple(Arena(self.limits[tier]) for _ in groups) for tier in Tier}
+
+    def is_full(self, tier: Tier) -> bool:
+        return self.num_used[tier] >= self.limits[tier]
+
+    def new_block(self, now: float) -> Block:
+        """On the device, held once; there must be room."""
+        self.num_used[Tier.DEVICE] += 1
+        return Block(self._take_ids(Tier.DEVICE), last_used_s=now)
+
+    def remove(self, block: Block) -> None:
+        self.num_used[block.tier] -= 1
+        self._free_ids(block.ids, block.tier)
+
+    def transfer(self, block: Block, tier: Tier) -> None:
+        """Move a block with its contents; there must be room."""
+        self.num_used[block.tier] -= 1
+        self.num_used[tier] += 1
+        if not self.config.is_unified:
+            ids = self._take_ids(tier)
+            self._plan(block.ids, ids, (block.tier, tier), len(block.tags))
+            self._free_ids(block.ids, block.tier)
+            block.ids = ids
+        block.tier = tier
+
+    def copy(self, source: Block, target: Block, num_tokens: int) -> None:
+        """Before the next step, copy the first places of a held block into another."""
+        self._plan(source.ids, target.ids, (Tier.DEVICE, Tier.DEVICE), num_tokens)
+
+    def take_copies(self) -> tuple[Copy, ...]:
+        copies = tuple(self.copies)
+        self.copies.clear()
+        return copies
+
+    def _take_ids(self, tier: Tier) -> tuple[BlockId, ...]:
+        return tuple(arena.take() for arena in self.arenas[tier])
+
+    def _free_ids(self, ids: tuple[BlockId, ...], tier: Tier) -> None:
+        for arena, block_id in zip(self.arenas[tier], ids, strict=True):
+            arena.free(block_id)
+
+    def _plan(
+        self,
+        sources: tuple[BlockId, ...],
+        targets: tuple[BlockId, ...],
+        tiers: tuple[Tier, Tier],
+        num_tokens: int,
+    ) -> None:
+        for group, (source, target) in enumerate(zip(sources, targets, strict=True)):
+            self.copies.append(Copy(group, source, target, num_tokens, *tiers))
