@@ -52,12 +52,24 @@ class SentencePieceEncoder:
         return out
 
     def _split(self, text: str) -> Iterator[str]:
+        """The words, found piece by piece; a piece ends where a word does."""
         start = 0
         while start < len(text):
-            cut = self._cuts.search(text, start + PIECE_CHARS)
-            end = cut.start() if cut else len(text)
-            yield from self._words.findall(text, start, end)
+            near = start + PIECE_CHARS
+            end = last = self._next_cut(text, near)
+            if end > near + PIECE_CHARS:  # the piece's last word is longer than a piece
+                cuts = self._cuts.finditer(text, start + 1, near)
+                last = max((cut.start() for cut in cuts), default=start)
+            yield from self._words.findall(text, start, last)
+            if last < end:
+                yield text[last:end]
             start = end
+
+    def _next_cut(self, text: str, start: int) -> int:
+        for at in range(start, len(text), PIECE_CHARS):
+            if cut := self._cuts.search(text, at, at + PIECE_CHARS):
+                return cut.start()
+        return len(text)
 
     def _merge(self, word: str) -> list[int]:
         piece = list(word)

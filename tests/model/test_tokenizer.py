@@ -293,6 +293,19 @@ def test_sentence_piece_equals_its_definition(scores: dict[str, float], text: st
         assert expected == [vocabulary.texts[i] for i in encoder.encode(text, True)]
 
 
+@given(st.text("ab \n\u00e9", max_size=60), st.integers(1, 9))
+def test_sentence_piece_cuts_words_alike_in_pieces(text: str, num_chars: int) -> None:
+    """A text is cut into the same words however little of it is looked at in one go."""
+    pieces = {"\u2581": -9.0, "a\u2581": -3.0, "\u2581ab": -2.0}
+    encoder = make_sentence_piece(read_vocabulary(sentence_piece(pieces)), False)
+    marked = text.replace(" ", SPACE_MARK)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("kvtrio.model.spm.PIECE_CHARS", num_chars)
+        words = list(encoder._split(marked))
+    assert words == encoder._words.findall(marked)
+    assert "".join(words) == marked
+
+
 def test_space_prefix_after_special_tokens() -> None:
     """A space is put before text at the start and behind special tokens, if the model wants it."""
     metadata = sentence_piece()
