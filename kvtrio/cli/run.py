@@ -15,6 +15,7 @@ from kvtrio.backends.base import BackendError, BackendInfo
 from kvtrio.cli import exits
 from kvtrio.cli.announce import announce
 from kvtrio.cli.identity import Secrets, key_maker
+from kvtrio.cli.interpreter import collect_garbage, tuned
 from kvtrio.cli.logs import Begun, open_log, server_start
 from kvtrio.cli.prepare import Prepared, core_config, prepare
 from kvtrio.config import ConfigError, ServeConfig
@@ -137,10 +138,12 @@ async def _serve_http(
     options = prepared.config.http
     http = HttpSettings(host=options.host, port=options.port, drain_s=options.drain_s)
     app, engine = create_app(services), services.engine
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(services.loader.reap, name="adapter reaper")
-        await serve_http(app, http, engine, prepared.sockets, task_status=task_status)
-        nursery.cancel_scope.cancel()
+    with tuned():
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(services.loader.reap, name="adapter reaper")
+            nursery.start_soon(collect_garbage, lambda: engine.is_idle, name="garbage")
+            await serve_http(app, http, engine, prepared.sockets, task_status=task_status)
+            nursery.cancel_scope.cancel()
 
 
 def _services(

@@ -109,6 +109,10 @@ class Hub:
     def statistics(self) -> CoreStatistics:
         return self._core.statistics()
 
+    @property
+    def is_idle(self) -> bool:
+        return self._is_idle.is_set()
+
     def cost(self) -> CostRecord:
         return CostRecord.of(self._core.cost)
 

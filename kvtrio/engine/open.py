@@ -66,6 +66,11 @@ class Engine:
         """Take it away. No request may use it, waiting ones included."""
         await self._executor.unload_adapter(adapter_id)
 
+    @property
+    def is_idle(self) -> bool:
+        """No request is waiting or running."""
+        return self._hub.is_idle
+
     def cost(self) -> CostRecord:
         """What steps cost, as learned so far."""
         return self._hub.cost()
