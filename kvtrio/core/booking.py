@@ -83,6 +83,7 @@ def _note_time(state: State, request: Request, step: _Step) -> None:
         request.first_token_s = step.now
         return
     seconds = step.now - last_s
+    assert seconds >= 0.0, "time goes on"
     if seconds > state.config.max_gap_s:
         state.num_stalls[_cause(request, step)] += 1
     if request.longest_gap is None or seconds > request.longest_gap.seconds:

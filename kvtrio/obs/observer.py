@@ -15,7 +15,6 @@ from kvtrio.obs.events import (
     CacheEvict,
     CacheMatch,
     CacheRestore,
-    DiscardReason,
     RequestDone,
     RequestRejected,
     SchedCost,
@@ -24,6 +23,7 @@ from kvtrio.obs.events import (
 from kvtrio.obs.identity import adapter_set
 from kvtrio.obs.logging import Log
 from kvtrio.obs.schema import Digest, Level
+from kvtrio.obs.words import DiscardReason
 
 DIVERGED = frozenset({MissReason.DIVERGED, MissReason.ADAPTER_MISMATCH, MissReason.EVICTED})
 """Reasons that have a place: up to there it was known."""

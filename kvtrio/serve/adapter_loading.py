@@ -18,9 +18,10 @@ from kvtrio.model.adapters import AdapterData, load_adapter
 from kvtrio.model.errors import ModelFileError
 from kvtrio.model.paths import open_inside
 from kvtrio.model.spec import ModelSpec
-from kvtrio.obs.events import AdapterChange, AdapterEvent
+from kvtrio.obs.events import AdapterChange
 from kvtrio.obs.identity import adapter_set
 from kvtrio.obs.schema import Digest
+from kvtrio.obs.words import AdapterEvent
 from kvtrio.serve.adapters import Adapter, AdapterInfo, Adapters, Lease, Scales
 from kvtrio.serve.errors import (
     ADAPTER_REFUSED,

@@ -5,8 +5,9 @@ from collections.abc import Callable
 from attrs import frozen
 
 from kvtrio.model.recall import Recall
-from kvtrio.obs.events import CacheDivergence, Section
+from kvtrio.obs.events import CacheDivergence
 from kvtrio.obs.observer import DIVERGED
+from kvtrio.obs.words import Section
 from kvtrio.serve.choice import Choice
 from kvtrio.serve.outline import Place
 from kvtrio.serve.served import TextTokenizer

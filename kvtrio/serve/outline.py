@@ -7,7 +7,7 @@ a few of them, and only when an answer has to explain a divergence.
 from attrs import evolve, frozen
 
 from kvtrio.model.template import ChatTemplate, RenderRequest, TemplateError
-from kvtrio.obs.events import Section
+from kvtrio.obs.words import Section
 from kvtrio.serve.served import TextTokenizer
 
 ROLES = {

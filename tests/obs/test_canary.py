@@ -116,6 +116,10 @@ class Recorder:
             self.observer.cached(hit)
         for move in server.stack.records.moves:
             self.observer.moved(move)
+        for rejection in server.stack.records.rejections:
+            self.observer.rejected(rejection)
+        for cost in server.stack.records.costs:
+            self.observer.cost(cost)
         for line in server.lines:
             self.log.emit(line)
 
@@ -269,8 +273,8 @@ async def test_templates_that_refuse(autojump_clock: Any, recorder: Recorder) ->
 
 
 async def test_states_of_the_server(autojump_clock: Any, recorder: Recorder) -> None:
-    """Wrong key, too large, too slow, full, draining: nothing of the request is repeated."""
-    sim = SimSettings(num_places=1, max_waiting=0)
+    """Wrong key, too large, too slow, full, late, draining: nothing of the request is repeated."""
+    sim = SimSettings(num_places=1, max_waiting=2, max_waiting_tokens=60)
     async with recorder.serving(
         sim=sim, api_keys=("right",), max_body_bytes=5000, body_timeout_s=3.0
     ) as server:
@@ -284,6 +288,19 @@ async def test_states_of_the_server(autojump_clock: Any, recorder: Recorder) -> 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(lambda: server.post(TEXT, long, headers=right))
             await trio.sleep(0.1)
+            late = long | {"kvtrio": {"session": CANARY, "deadline_ms": 50, "predict": True}}
+            for stream in (False, True):
+                reply = await server.post(TEXT, late | {"stream": stream}, headers=right)
+                if reply.status == 200:
+                    recorder.see(reply.events[-1]["error"])
+                else:
+                    recorder.look(reply)
+            nursery.start_soon(lambda: server.post(TEXT, long, headers=right))
+            await trio.sleep(0.01)
+            heavy = long | {"prompt": f"{CANARY} " * 5}
+            recorder.look(await server.post(TEXT, heavy, headers=right))
+            nursery.start_soon(lambda: server.post(TEXT, long, headers=right))
+            await trio.sleep(0.01)
             recorder.look(await server.post(TEXT, long, headers=right))
             slots = await server.get("/slots", **right)
             recorder.look(slots, about_server=True)
@@ -298,6 +315,8 @@ async def test_states_of_the_server(autojump_clock: Any, recorder: Recorder) -> 
         "body_timeout",
         "out_of_range",
         "queue_full",
+        "queue_tokens",
+        "deadline",
         "no_slot",
         "draining",
     }
@@ -389,6 +408,8 @@ def test_every_error_is_driven() -> None:
         "body_too_large",
         "body_timeout",
         "queue_full",
+        "queue_tokens",
+        "deadline",
         "no_slot",
         "draining",
         "internal",

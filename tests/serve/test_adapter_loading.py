@@ -11,8 +11,8 @@ from model.adapter_builder import gguf_adapter, random_pairs
 from harness.serving import Serving, served_model, serving
 from harness.virtual import SimSettings
 from kvtrio.backends.sim import HashTokens
-from kvtrio.obs.events import AdapterEvent
 from kvtrio.obs.schema import Digest
+from kvtrio.obs.words import AdapterEvent
 from kvtrio.serve import adapters as adapters_module
 
 NATIVE, LOAD, UNLOAD = "/completion", "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
