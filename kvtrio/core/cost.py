@@ -3,8 +3,9 @@
 Seconds are a non-negative sum over what a step does: a constant, tokens of prefill, what they
 attend to, decoding rows, what those attend to, distinct adapters. Two rules keep the fit sane:
 
-1. Old steps fade, the prior does not. A feature that stays constant, or absent, for hours keeps a
-   weight between the data's last word and the prior: nothing winds up.
+1. Old steps fade; where nothing new is learned the fit rests on what it was over the long run,
+   and before that on the prior. A feature that is constant, or absent, for hours keeps its weight:
+   nothing winds up, and nothing that was learned is forgotten for want of practice.
 2. Predictions are scaled by a quantile of what measured over predicted lately was, and never by
    less than 1: a bound is kept by being pessimistic about noise, not about the mean.
 
@@ -23,6 +24,8 @@ FADE = 0.98
 """Weight of a step against the next one: about the last 50 count."""
 PRIOR_WEIGHT = 0.05
 """The prior counts as so many steps, at each feature's typical size."""
+DRIFT = 0.01
+"""How far the anchor follows the fit with each step."""
 SWEEPS = 8
 """Rounds of coordinate descent per fit; it starts from the last fit."""
 TYPICAL_S = 0.05
@@ -37,6 +40,8 @@ class Load:
     """What a step does."""
 
     num_prefill_tokens: int = 0
+    num_prefill_chunks: int = 0
+    """Requests whose prompts are read; a chunk costs something however short it is."""
     prefill_context: float = 0.0
     """Sum over prefill tokens of the positions each attends to."""
     num_decode_rows: int = 0
@@ -51,6 +56,7 @@ class Load:
             self.num_decode_rows,
             self.decode_context,
             self.num_adapters,
+            self.num_prefill_chunks,
         )
 
     def plus_chunk(self, start: int, num_tokens: int) -> "Load":
@@ -58,6 +64,7 @@ class Load:
         return evolve(
             self,
             num_prefill_tokens=self.num_prefill_tokens + num_tokens,
+            num_prefill_chunks=self.num_prefill_chunks + 1,
             prefill_context=self.prefill_context + num_tokens * (start + num_tokens / 2),
         )
 
@@ -79,6 +86,7 @@ def load_of(batch: Batch) -> Load:
     rows = [chunk for chunk in batch.chunks if len(chunk.token_ids) == 1]
     return Load(
         num_prefill_tokens=sum(len(chunk.token_ids) for chunk in reads),
+        num_prefill_chunks=len(reads),
         prefill_context=sum(len(c.token_ids) * (c.start + len(c.token_ids) / 2) for c in reads),
         num_decode_rows=len(rows),
         decode_context=sum(chunk.start for chunk in rows),
@@ -86,10 +94,18 @@ def load_of(batch: Batch) -> Load:
     )
 
 
-NAMES = ("base", "prefill_token", "prefill_context", "decode_row", "decode_context", "adapter")
-SCALES = (1.0, 256.0, 256.0 * 2048.0, 4.0, 4.0 * 2048.0, 2.0)
+NAMES = (
+    "base",
+    "prefill_token",
+    "prefill_context",
+    "decode_row",
+    "decode_context",
+    "adapter",
+    "prefill_chunk",
+)
+SCALES = (1.0, 256.0, 256.0 * 2048.0, 4.0, 4.0 * 2048.0, 2.0, 1.0)
 """Typical sizes, so that one weight of the prior suits all."""
-SLOW = (0.02, 0.004, 1e-6, 0.01, 2e-6, 0.01)
+SLOW = (0.02, 0.004, 1e-6, 0.01, 2e-6, 0.01, 0.01)
 """Prior: seconds per unit on a slow machine."""
 
 
@@ -102,12 +118,15 @@ class CostModel:
     num_observed: int = field(init=False, default=0)
     _gram: list[list[float]] = field(init=False)
     _moment: list[float] = field(init=False)
+    _anchor: list[float] = field(init=False)
+    """The fit over the long run; the prior at first."""
     _recent: deque[float] = field(init=False, factory=deque)
     _sorted: list[float] = field(init=False, factory=list)
 
     def __attrs_post_init__(self) -> None:
         size = len(self.prior)
         self.weights = [w * s for w, s in zip(self.prior, SCALES, strict=True)]
+        self._anchor = list(self.weights)
         self._gram = [[0.0] * size for _ in range(size)]
         self._moment = [0.0] * size
 
@@ -128,13 +147,14 @@ class CostModel:
         self._fit()
 
     def _fit(self) -> None:
-        """Non-negative least squares with a prior, by coordinate descent."""
-        prior = [w * s for w, s in zip(self.prior, SCALES, strict=True)]
+        """Non-negative least squares with an anchor, by coordinate descent."""
         for _ in range(SWEEPS):
             for i, row in enumerate(self._gram):
                 others = sum(row[j] * w for j, w in enumerate(self.weights) if j != i)
-                pull = self._moment[i] - others + PRIOR_WEIGHT * prior[i]
+                pull = self._moment[i] - others + PRIOR_WEIGHT * self._anchor[i]
                 self.weights[i] = max(0.0, pull / (row[i] + PRIOR_WEIGHT))
+        pairs = zip(self._anchor, self.weights, strict=True)
+        self._anchor = [anchor + DRIFT * (weight - anchor) for anchor, weight in pairs]
 
     def _note(self, ratio: float) -> None:
         if len(self._recent) == NUM_RESIDUALS:

@@ -76,6 +76,8 @@ class CostRecord:
     decode_row_s: float
     decode_context_s: float
     adapter_s: float
+    prefill_chunk_s: float
+    """Per request whose prompt is read, beside its tokens."""
 
     @classmethod
     def of(cls, cost: CostModel) -> Self:

@@ -246,6 +246,8 @@ class SchedCost:
     decode_row_s: float
     decode_context_s: float
     adapter_s: float
+    prefill_chunk_s: float
+    """Per request whose prompt is read, beside its tokens."""
 
 
 @event("loop.stall", Level.WARNING)

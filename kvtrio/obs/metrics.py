@@ -164,6 +164,7 @@ def _costs(cost: CostRecord) -> Iterator[Metric]:
         "decode_row": cost.decode_row_s,
         "decode_context": cost.decode_context_s,
         "adapter": cost.adapter_s,
+        "prefill_chunk": cost.prefill_chunk_s,
     }
     values: Values = [({"of": name}, seconds) for name, seconds in per_unit.items()]
     yield gauge("kvtrio_step_cost_seconds", "Learned, per unit of what a step does", values)

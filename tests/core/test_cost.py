@@ -7,7 +7,7 @@ import pytest
 from kvtrio.core.cost import SLOW, CostModel, Load
 
 
-def truth(load, base=0.004, token=0.0003, context=2e-8, row=0.001, row_context=4e-8, adapter=0.002):
+def truth(load, base=0.004, token=0.0003, context=2e-8, row=0.001, row_context=4e-8, adapter=0.002, chunk=0.01):
     """Seconds of a made-up machine."""
     return (
         base
@@ -16,6 +16,7 @@ def truth(load, base=0.004, token=0.0003, context=2e-8, row=0.001, row_context=4
         + row * load.num_decode_rows
         + row_context * load.decode_context
         + adapter * load.num_adapters
+        + chunk * load.num_prefill_chunks
     )
 
 
@@ -57,6 +58,19 @@ def test_constant_load_winds_nothing_up():
     big = row.plus_chunk(0, 256)
     slowest = sum(w * f for w, f in zip(SLOW, big.features(), strict=True))
     assert truth(big) * 0.2 < model.predict(big) < 3 * slowest
+
+
+def test_what_was_learned_is_not_forgotten_for_want_of_practice():
+    """After thousands of steps of decoding alone, a prompt's cost is still known."""
+    rng, model = random.Random(5), CostModel()
+    for _ in range(500):
+        load = some_load(rng)
+        model.observe(load, truth(load))
+    for _ in range(5000):
+        row = Load().plus_row(rng.randrange(4000))
+        model.observe(row, truth(row))
+    big = Load().plus_row(100).plus_chunk(500, 200)
+    assert model.predict(big) == pytest.approx(truth(big), rel=0.2)
 
 
 def test_the_first_step_is_planned_small():

@@ -35,9 +35,10 @@ def affine(coefficients: tuple[float, ...], noise: float = 0.0, seed: int = 1) -
     return seconds
 
 
-# Seconds per step, prefill token, prefill token x position, decode row, row x position, adapter.
-H100_LIKE = (0.006, 0.00004, 2e-10, 0.00004, 1e-9, 0.0005)
-TWO_CORES_LIKE = (0.004, 0.0012, 5e-8, 0.003, 2e-7, 0.002)
+# Seconds per step, prefill token, prefill token x position, decode row, row x position, adapter,
+# prefill chunk.
+H100_LIKE = (0.006, 0.00004, 2e-10, 0.00004, 1e-9, 0.0005, 0.0005)
+TWO_CORES_LIKE = (0.004, 0.0012, 5e-8, 0.003, 2e-7, 0.002, 0.005)
 
 
 @frozen(kw_only=True)

@@ -68,7 +68,7 @@ def test_without_streams_steps_are_still_short():
 
 def test_a_machine_too_slow_for_the_bound_still_reads():
     """Where one block alone takes longer than the bound, prompts progress block by block."""
-    slow = (0.09, 0.005, 0.0, 0.01, 0.0, 0.0)
+    slow = (0.09, 0.005, 0.0, 0.01, 0.0, 0.0, 0.0)
     streams = [Arrival(at_s=0.0, num_prompt=10, num_output=500) for _ in range(2)]
     core = make_core(StallFree(), num_places=4, max_context=4096)
     run = Simulation(core, affine(slow)).run(streams + pastes(1, 320, 1.0))
