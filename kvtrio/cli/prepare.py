@@ -2,6 +2,7 @@
 
 import os
 import socket
+import time
 from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,6 +14,7 @@ from attrs import frozen
 from kvtrio import plugins
 from kvtrio.backends.base import BackendInfo, BackendSettings
 from kvtrio.cli.adapters import ReadyAdapter, read_adapters, wanted_adapters
+from kvtrio.cli.interpreter import Pacer
 from kvtrio.config import DEFAULT_CONTEXT, ConfigError, ModelSettings, ServeConfig
 from kvtrio.core.config import CoreConfig
 from kvtrio.core.policy import Policy
@@ -198,7 +200,7 @@ def read_text(path: Path, flag: str) -> str:
 
 
 def _served(file: GGUFFile, spec: ModelSpec, settings: ModelSettings) -> ServedModel:
-    tokenizer = load_tokenizer(file.metadata)
+    tokenizer = load_tokenizer(file.metadata, pause=Pacer(time.thread_time, time.sleep))
     template = _template(file, tokenizer, settings.chat_template)
     return ServedModel(
         alias=_alias(file, settings),

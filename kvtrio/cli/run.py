@@ -15,7 +15,7 @@ from kvtrio.backends.base import BackendError, BackendInfo
 from kvtrio.cli import exits
 from kvtrio.cli.announce import announce
 from kvtrio.cli.identity import Secrets, key_maker
-from kvtrio.cli.interpreter import collect_garbage, tuned
+from kvtrio.cli.interpreter import collect_garbage, collect_in_thread, tuned
 from kvtrio.cli.logs import Begun, open_log, server_start
 from kvtrio.cli.prepare import Prepared, core_config, prepare
 from kvtrio.config import ConfigError, ServeConfig
@@ -138,6 +138,7 @@ async def _serve_http(
     options = prepared.config.http
     http = HttpSettings(host=options.host, port=options.port, drain_s=options.drain_s)
     app, engine = create_app(services), services.engine
+    await collect_in_thread()
     with tuned():
         async with trio.open_nursery() as nursery:
             nursery.start_soon(services.loader.reap, name="adapter reaper")

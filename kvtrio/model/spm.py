@@ -6,8 +6,9 @@ model and llama.cpp.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from heapq import heappop, heappush
+from itertools import count
 
 from attrs import field, frozen
 
@@ -17,8 +18,9 @@ from kvtrio.model.vocabulary import PREFIX, Vocabulary
 SPACE_MARK = "\u2581"
 MAX_CACHED_WORDS = 65_536
 MAX_CACHED_CHARS = 48
-PIECE_CHARS = 65_536
-"""Cut into words at once: a call of the regular expression keeps every other thread waiting."""
+PIECE_CHARS = 4096
+"""Worked on in one go: about 3 ms. In between is a pause, and no call that keeps every other thread
+waiting is longer."""
 
 
 @frozen(eq=False)
@@ -33,6 +35,7 @@ class SentencePieceEncoder:
     _cuts: re.Pattern[str]
     """Empty, where a word may end and the next begin."""
     _add_space_prefix: bool
+    _pause: Callable[[], None]
     _cache: dict[str, tuple[int, ...]] = field(factory=dict, repr=False)
 
     def encode(self, text: str, after_special: bool) -> list[int]:
@@ -63,6 +66,8 @@ class SentencePieceEncoder:
             yield from self._words.findall(text, start, last)
             if last < end:
                 yield text[last:end]
+            if end < len(text):
+                self._pause()
             start = end
 
     def _next_cut(self, text: str, start: int) -> int:
@@ -82,7 +87,11 @@ class SentencePieceEncoder:
             if joined in ids:
                 # One by one, not by heapify: that would be one long call for a long word.
                 heappush(heap, (ranks[ids[joined]], left, left + 1, joined))
-        while heap:
+        for number in count(1):
+            if not heap:
+                break
+            if number % PIECE_CHARS == 0:
+                self._pause()
             _, left, right, joined = heappop(heap)
             if not piece[left] or not piece[right] or piece[left] + piece[right] != joined:
                 continue  # one of the two was merged in the meantime
@@ -108,8 +117,15 @@ class SentencePieceEncoder:
         return out
 
 
-def make_sentence_piece(vocabulary: Vocabulary, add_space_prefix: bool) -> SentencePieceEncoder:
-    """Raises ModelFileError when the file has no scores or lacks a byte token."""
+def go_on() -> None:
+    """No pause."""
+
+
+def make_sentence_piece(
+    vocabulary: Vocabulary, add_space_prefix: bool, pause: Callable[[], None] = go_on
+) -> SentencePieceEncoder:
+    """``pause`` is called again and again while a long text is worked on. Raises ModelFileError
+    when the file has no scores or lacks a byte token."""
     if vocabulary.scores is None:
         raise ModelFileError(f"{PREFIX}scores is missing")
     border = _border(vocabulary)
@@ -120,6 +136,7 @@ def make_sentence_piece(vocabulary: Vocabulary, add_space_prefix: bool) -> Sente
         re.compile(f".+?(?:{border}|\\Z)", re.DOTALL),
         re.compile(border),
         add_space_prefix,
+        pause,
     )
 
 

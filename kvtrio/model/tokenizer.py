@@ -1,7 +1,7 @@
 """Text to token ids and back, exactly as llama.cpp does it for the same GGUF metadata."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from attrs import field, frozen
@@ -10,7 +10,7 @@ from kvtrio.model.bpe import SPACE_MARK, alphabet_bytes, make_byte_level, make_c
 from kvtrio.model.errors import ModelFileError, safe_name
 from kvtrio.model.pretokenizers import PRE_TOKENIZERS, PreTokenizer
 from kvtrio.model.special_tokens import Splitter, assign_roles, make_splitter
-from kvtrio.model.spm import PIECE_CHARS, make_sentence_piece
+from kvtrio.model.spm import go_on, make_sentence_piece
 from kvtrio.model.vocabulary import (
     PREFIX,
     TokenType,
@@ -140,14 +140,21 @@ def clean_text(text: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError:
-        pieces = (text[at : at + PIECE_CHARS] for at in range(0, len(text), PIECE_CHARS))
+        # In pieces, since a call of the regular expression keeps every other thread waiting.
+        pieces = (text[at : at + 65_536] for at in range(0, len(text), 65_536))
         return "".join(_LONE_SURROGATE.sub("\ufffd", piece) for piece in pieces)
     return text
 
 
-def load_tokenizer(metadata: Mapping[str, Any], *, pre_fallback: bool = False) -> Tokenizer:
+def load_tokenizer(
+    metadata: Mapping[str, Any],
+    *,
+    pre_fallback: bool = False,
+    pause: Callable[[], None] = go_on,
+) -> Tokenizer:
     """Build the tokenizer that GGUF ``metadata`` describes.
 
+    ``pause`` is called every few milliseconds by an encoder that is written in Python.
     ``pre_fallback`` takes the rules of "default" for an unknown ``tokenizer.ggml.pre``. Raises
     ModelFileError when the vocabulary is damaged, hostile or of an unsupported kind.
     """
@@ -176,16 +183,20 @@ def load_tokenizer(metadata: Mapping[str, Any], *, pre_fallback: bool = False) -
         vocabulary=vocabulary,
         types=roles.types,
         splitter=make_splitter(vocabulary, roles.types),
-        encoder=_make_encoder(vocabulary, metadata, rules),
+        encoder=_make_encoder(vocabulary, metadata, rules, pause),
         is_byte_level=rules is not None and not rules.is_raw,
     )
 
 
 def _make_encoder(
-    vocabulary: Vocabulary, metadata: Mapping[str, Any], rules: PreTokenizer | None
+    vocabulary: Vocabulary,
+    metadata: Mapping[str, Any],
+    rules: PreTokenizer | None,
+    pause: Callable[[], None],
 ) -> FragmentEncoder:
     if rules is None:
-        return make_sentence_piece(vocabulary, read_flag(metadata, "add_space_prefix", True))
+        add_space_prefix = read_flag(metadata, "add_space_prefix", True)
+        return make_sentence_piece(vocabulary, add_space_prefix, pause)
     if rules.is_raw:
         return make_character_level(vocabulary, metadata)
     return make_byte_level(vocabulary, metadata, rules)

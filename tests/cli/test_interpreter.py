@@ -13,6 +13,7 @@ from kvtrio.cli.interpreter import (
     MAX_PUT_OFF_S,
     NEVER,
     SWITCH_S,
+    Pacer,
     collect_garbage,
     tuned,
 )
@@ -45,6 +46,21 @@ def test_no_full_collection_comes_by_itself() -> None:
     assert len(kept) == 300_000
     assert 1 in seen
     assert 2 not in seen
+
+
+def test_long_work_is_for_a_quarter_of_the_time() -> None:
+    """Rest follows work threefold; the time before the first call is not known and not counted."""
+    now, rests = [1000.0], list[float]()
+
+    def sleep(seconds: float) -> None:
+        rests.append(seconds)
+        now[0] += seconds
+
+    pause = Pacer(lambda: now[0], sleep)
+    for worked_s in (5.0, 0.002, 0.004, 1.0, 0.003):
+        now[0] += worked_s
+        pause()
+    assert rests == pytest.approx([0.006, 0.012, 0.009])
 
 
 class Collector:

@@ -306,6 +306,18 @@ def test_sentence_piece_cuts_words_alike_in_pieces(text: str, num_chars: int) ->
     assert "".join(words) == marked
 
 
+@pytest.mark.parametrize("text", ["ab " * 10_000, "ab" * 15_000])
+def test_long_texts_pause(text: str) -> None:
+    """Again and again, whether there are many words or one; short texts never do."""
+    pauses: list[int] = []
+    tokenizer = load_tokenizer(sentence_piece(), pause=lambda: pauses.append(1))
+    assert encode(tokenizer, text) == encode(PIECES, text)
+    assert 3 <= len(pauses) <= 8
+    pauses.clear()
+    encode(tokenizer, text[:1000])
+    assert pauses == []
+
+
 def test_space_prefix_after_special_tokens() -> None:
     """A space is put before text at the start and behind special tokens, if the model wants it."""
     metadata = sentence_piece()
