@@ -8,7 +8,7 @@
 
 from attrs import define, field
 
-from kvtrio.core.identity import Context
+from kvtrio.core.identity import Identity
 from kvtrio.core.types import BlockId, Tier
 
 
@@ -27,8 +27,8 @@ class Block:
     """Position of the first token."""
     tags: tuple[int, ...] = ()
     """Token ids with context numbers, see ``identity``; fewer than a block's only in a leaf."""
-    contexts: tuple[Context, ...] = ()
-    """Keeps the contexts of ``tags`` alive, so that their numbers stay theirs."""
+    identities: tuple[Identity, ...] = ()
+    """Those of ``tags``, in order: kept alive, so that their numbers stay theirs."""
     children: "list[Block]" = field(factory=list)
     """Sorted by tags: the longest common prefix with any tokens is with a neighbour of their
     place in that order, so that matching does not depend on the number of children."""
@@ -37,6 +37,7 @@ class Block:
     value: float = 0.0
     """Eviction order within a tier; see ``eviction``."""
     pinned_until_s: float = 0.0
+    """0: not pinned."""
     stamp: int = 0
     """Times that the block entered the candidates for eviction."""
     is_candidate: bool = False

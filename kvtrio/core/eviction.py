@@ -40,7 +40,6 @@ class Candidates:
     level: float = field(init=False, default=0.0)
     """Value of the last victim."""
     num_short: int = field(init=False, default=0)
-    num_pinned: int = field(init=False, default=0)
     _num_entries: int = field(init=False, default=0)
     _long: list[Entry] = field(init=False, factory=list)
     _short: list[Entry] = field(init=False, factory=list)
@@ -56,11 +55,9 @@ class Candidates:
         block.stamp += 1
         block.is_candidate = True
         self._num_entries += 1
-        if block.pinned_until_s > now and 2 * self.num_pinned < self.limit:
-            self.num_pinned += 1
+        if block.pinned_until_s > now:
             _push(self._pinned, (block.pinned_until_s, self._num_entries, block.stamp, block))
             return
-        block.pinned_until_s = 0.0
         block.is_short = block.end < SHORT_TOKENS
         self.num_short += block.is_short
         heap = self._short if block.is_short else self._long
@@ -70,14 +67,12 @@ class Candidates:
         """The block may not go any more. Its heap entry dies by its stamp."""
         assert block.is_candidate
         self.num_short -= block.is_short
-        self.num_pinned -= block.pinned_until_s > 0.0
         block.is_candidate = block.is_short = False
 
     def lowest(self, now: float) -> Block | None:
         """The block to lose next; None if there is no candidate."""
         while (first := _top(self._pinned)) and first.pinned_until_s <= now:
             self.discard(first)
-            first.pinned_until_s = 0.0
             self.add(first, now)
         short, long = _top(self._short), _top(self._long)
         if short and (not long or SHORT_SHARE * self.num_short > self.limit):

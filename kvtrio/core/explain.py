@@ -4,15 +4,17 @@ from enum import Enum
 
 from attrs import evolve, frozen
 
-from kvtrio.core.identity import TOKEN_MASK, Context, TokenTrail
+from kvtrio.core.identity import TokenTrail
 from kvtrio.core.index import Match
 from kvtrio.core.tiers import TieredCache
 from kvtrio.core.types import Tier
 
 GAP_S = 300.0
 """A conversation that rested longer is said to return after a gap."""
-MAX_OTHERS = 16
+MAX_OTHERS = 4
 """Other adapter sets that are tried to explain a miss."""
+MINIMUM = 16
+"""Tokens in common that are not worth a word: a start token, a template's first header."""
 
 
 class CachePath(Enum):
@@ -36,7 +38,11 @@ class MissReason(Enum):
     ADAPTER_MISMATCH = "adapter_mismatch"
     """More of it is cached under another adapter set."""
     EVICTED = "evicted"
+    BELOW_MINIMUM = "below_minimum"
+    """A few tokens were the same, as they are in all prompts of a template."""
     CACHING_OFF = "caching_off"
+    NOT_STARTED = "not_started"
+    """It ended before it got a place."""
 
 
 class TurnClass(Enum):
@@ -81,21 +87,32 @@ def count_host_tokens(match: Match) -> int:
     return total
 
 
-def explain(
-    cache: TieredCache, trail: TokenTrail, match: Match, others: list[Context], now: float
-) -> CacheReport:
+@frozen
+class Prompt:
+    """What is to be explained: a prompt, and whether its conversation was here before (None: the
+    caller did not name one)."""
+
+    trail: TokenTrail
+    is_known: bool | None
+
+
+def explain(cache: TieredCache, prompt: Prompt, match: Match, now: float) -> CacheReport:
     """The report of a request that starts with ``match``. Call before the match is acquired."""
+    trail = prompt.trail
     limit = len(trail.tags) - 1
-    report = CacheReport(num_matched_tokens=match.num_tokens, turn=_turn(match, limit, now))
-    reason = _reason(match, limit)
+    report = CacheReport(num_matched_tokens=match.num_tokens)
     if match.num_tokens >= limit:
-        return evolve(report, reason=reason)
+        turn = TurnClass.REGENERATE if match.num_tokens else TurnClass.FIRST
+        return evolve(report, reason=MissReason.NOTHING_MISSED, turn=turn)
+    other = _longest_other(cache, trail, limit)
+    report = evolve(report, num_other_tokens=other)
     if age := _lost_age(cache, trail, match, now):
-        return evolve(report, reason=MissReason.EVICTED, evicted_age_s=age)
-    other = _longest_other(cache, trail, others, limit)
+        turn = TurnClass.AFTER_GAP if age > GAP_S else TurnClass.CONTINUATION
+        return evolve(report, reason=MissReason.EVICTED, turn=turn, evicted_age_s=age)
+    turn = _turn(prompt, match, other, now)
     if other > match.num_tokens:
-        return evolve(report, reason=MissReason.ADAPTER_MISMATCH, num_other_tokens=other)
-    return evolve(report, reason=reason, num_other_tokens=other)
+        return evolve(report, reason=MissReason.ADAPTER_MISMATCH, turn=turn)
+    return evolve(report, reason=_reason(match, turn), turn=turn)
 
 
 def _ends_sequence(match: Match) -> bool:
@@ -105,19 +122,24 @@ def _ends_sequence(match: Match) -> bool:
     return not match.blocks[-1].children
 
 
-def _reason(match: Match, limit: int) -> MissReason:
-    if match.num_tokens >= limit:
-        return MissReason.NOTHING_MISSED
+def _reason(match: Match, turn: TurnClass) -> MissReason:
     if match.num_tokens == 0:
         return MissReason.FIRST_TURN
+    if turn is TurnClass.FIRST:
+        is_little = match.num_tokens < MINIMUM
+        return MissReason.BELOW_MINIMUM if is_little else MissReason.FIRST_TURN
     return MissReason.NEW_TOKENS if _ends_sequence(match) else MissReason.DIVERGED
 
 
-def _turn(match: Match, limit: int, now: float) -> TurnClass:
-    if match.num_tokens == 0:
+def _turn(prompt: Prompt, match: Match, other: int, now: float) -> TurnClass:
+    """Without the conversation's name a prompt counts as a new one if less than half of it was
+    seen before: it shares a system prompt, say."""
+    seen, total = max(match.num_tokens, other), len(prompt.trail.tags)
+    is_new = not prompt.is_known if prompt.is_known is not None else 2 * seen < total
+    if seen == 0 or (is_new and not (match.num_tokens and _ends_sequence(match))):
         return TurnClass.FIRST
-    if match.num_tokens >= limit:
-        return TurnClass.REGENERATE
+    if match.num_tokens == 0:
+        return TurnClass.CONTINUATION
     if not _ends_sequence(match):
         return TurnClass.REWRITE
     last = match.partial or match.blocks[-1]
@@ -134,23 +156,6 @@ def _lost_age(cache: TieredCache, trail: TokenTrail, match: Match, now: float) -
     return None if last_used_s is None else max(now - last_used_s, 1e-9)
 
 
-def _longest_other(cache: TieredCache, trail: TokenTrail, others: list[Context], limit: int) -> int:
-    tokens = [tag & TOKEN_MASK for tag in trail.tags]
-    longest = 0
-    for context in others[-MAX_OTHERS:]:
-        longest = max(longest, _matched(cache, trail, tokens, limit, context))
-    return longest
-
-
-def _matched(
-    cache: TieredCache, trail: TokenTrail, tokens: list[int], limit: int, context: Context
-) -> int:
-    """What would match under ``context``; cheap when not even the first block does."""
-    num = 0
-    for end in (min(trail.block_size, limit), limit):
-        other = TokenTrail(trail.keys, trail.block_size, ((0, context),))
-        other.extend_prompt(tokens[:end])
-        num = cache.match(other, end).num_tokens
-        if num < end:
-            break
-    return num
+def _longest_other(cache: TieredCache, trail: TokenTrail, limit: int) -> int:
+    numbers = cache.index.others(trail)[-MAX_OTHERS:]
+    return max((cache.index.follow(trail.tags, number, limit) for number in numbers), default=0)

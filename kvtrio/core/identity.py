@@ -40,15 +40,26 @@ def _use_key(use: AdapterUse) -> tuple[bytes, bytes]:
 
 
 @frozen(eq=False)
-class Context:
-    """Under what tokens were computed: tenant namespace and adapter set. Interned: compare by
-    identity."""
+class Identity:
+    """Under what tokens were computed: tenant namespace and adapter set. Interned, and compared by
+    ``number``; it lives as long as a request or a block refers to it."""
 
     number: int
     """Unique for the life of the process; the upper part of a tag."""
     namespace: bytes
-    adapters: tuple[AdapterUse, ...]
     digest: bytes
+
+
+@frozen(eq=False)
+class Context:
+    """An identity, with the handles of today for its adapters."""
+
+    identity: Identity
+    adapters: tuple[AdapterUse, ...]
+
+    @property
+    def number(self) -> int:
+        return self.identity.number
 
 
 @frozen
@@ -61,34 +72,23 @@ class Segment:
 
 @define(eq=False)
 class ContextTable:
-    """Interns contexts; one lives as long as a request or a block holds it."""
+    """Interns identities: equal sets get equal numbers, whatever handles their adapters have, as
+    long as anything that was computed under them is there."""
 
-    known: WeakValueDictionary[tuple[bytes, ...], Context] = field(
+    known: WeakValueDictionary[tuple[bytes, ...], Identity] = field(
         init=False, factory=WeakValueDictionary
     )
     next_number: int = field(init=False, default=0)
 
     def intern(self, namespace: bytes, uses: Iterable[AdapterUse]) -> Context:
         adapters = effective(uses)
-        parts = tuple(part for use in adapters for part in _use_key(use))
-        key = (namespace, *parts)
-        context = self.known.get(key)
-        if context is None or context.adapters != adapters:
-            # An equal set under other backend handles (a reload of the same bytes) is equal state:
-            # it keeps the number, so that its state is found, with the handles of today.
-            number = self.next_number if context is None else context.number
-            self.next_number += context is None
-            context = Context(number, namespace, adapters, _digest(b"context", key))
-            self.known[key] = context
-        return context
-
-    def others(self, context: Context) -> list[Context]:
-        """Live contexts of the same namespace with another adapter set."""
-        return [
-            other
-            for other in self.known.values()
-            if other.namespace == context.namespace and other.number != context.number
-        ]
+        key = (namespace, *(part for use in adapters for part in _use_key(use)))
+        identity = self.known.get(key)
+        if identity is None:
+            identity = Identity(self.next_number, namespace, _digest(b"context", key))
+            self.next_number += 1
+            self.known[key] = identity
+        return Context(identity, adapters)
 
 
 def _digest(kind: bytes, parts: Iterable[bytes], secret: bytes = b"") -> bytes:
@@ -185,10 +185,10 @@ class TokenTrail:
 
     def _runs(self, start: int, end: int) -> list[bytes]:
         if len(self.contexts) == 1:
-            return [bytes(4), self.contexts[0][1].digest]
+            return [bytes(4), self.contexts[0][1].identity.digest]
         runs: list[bytes] = []
         position: int | None = start
         while position is not None and position < end:
-            runs += [struct.pack("<I", position - start), self.context_at(position).digest]
+            runs += [struct.pack("<I", position - start), self.context_at(position).identity.digest]
             position = self.next_border(position)
         return runs

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from attrs import define, field, frozen
 
 from kvtrio.core.blocks import Block
-from kvtrio.core.identity import TokenTrail
+from kvtrio.core.identity import TAG_SHIFT, TOKEN_MASK, TokenTrail
 
 
 @frozen
@@ -38,6 +38,10 @@ def _tags(block: Block) -> tuple[int, ...]:
     return block.tags
 
 
+def _start(block: Block) -> tuple[bytes, tuple[int, ...]]:
+    return block.identities[0].namespace, tuple(tag & TOKEN_MASK for tag in block.tags)
+
+
 @define(eq=False)
 class PrefixIndex:
     """match / insert / remove; see the module's rules."""
@@ -47,6 +51,8 @@ class PrefixIndex:
     by_key: dict[bytes, list[Block]] = field(init=False, factory=dict)
     """Lists, since keys may collide: then the tokens decide, and only speed suffers."""
     num_blocks: int = field(init=False, default=0)
+    starts: dict[tuple[bytes, tuple[int, ...]], dict[int, Block]] = field(init=False, factory=dict)
+    """Namespace and tokens of a whole first block: the blocks with those, per identity's number."""
 
     def match(self, trail: TokenTrail, limit: int, known: list[Block] | None = None) -> Match:
         """The longest published prefix of ``trail``'s first ``limit`` tokens.
@@ -69,6 +75,26 @@ class PrefixIndex:
             parent, start = child, start + size
         partial, num = self._longest(parent, tags[start : min(start + size, limit)])
         return Match(tuple(blocks), partial, num, start + num)
+
+    def others(self, trail: TokenTrail) -> list[int]:
+        """Numbers of other identities of the namespace under which the first block is known."""
+        identity = trail.contexts[0][1].identity
+        tokens = tuple(tag & TOKEN_MASK for tag in trail.tags[: self.block_size])
+        numbers = self.starts.get((identity.namespace, tokens), {})
+        return [number for number in numbers if number != identity.number]
+
+    def follow(self, tags: Sequence[int], number: int, limit: int) -> int:
+        """How many of the first ``limit`` tokens of ``tags`` are known under another identity;
+        costs what is found, no hashing."""
+        base, size, parent, start = number << TAG_SHIFT, self.block_size, self.root, 0
+        while start < limit:
+            some = tags[start : min(start + size, limit)]
+            child, num = self._longest(parent, [tag & TOKEN_MASK | base for tag in some])
+            start += num
+            if child is None or num < size:
+                break
+            parent = child
+        return start
 
     def find(self, parent: Block, key: bytes, tags: Sequence[int]) -> Block | None:
         """The child of ``parent`` that holds exactly ``tags``."""
@@ -99,6 +125,8 @@ class PrefixIndex:
         parent.children.insert(at, block)
         self.by_key.setdefault(block.key, []).append(block)
         self.num_blocks += 1
+        if parent is self.root and len(block.tags) == self.block_size:
+            self.starts.setdefault(_start(block), {})[block.identities[0].number] = block
         before = parent.children[at - 1] if at else None
         if before is not None and block.tags[: len(before.tags)] == before.tags:
             return before
@@ -115,6 +143,11 @@ class PrefixIndex:
         assert not block.children
         siblings = block.parent.children
         del siblings[bisect_left(siblings, block.tags, key=_tags)]
+        if block.parent is self.root and len(block.tags) == self.block_size:
+            starts = self.starts[_start(block)]
+            starts.pop(block.identities[0].number, None)
+            if not starts:
+                del self.starts[_start(block)]
         bucket = self.by_key[block.key]
         bucket.remove(block)
         if not bucket:

@@ -24,6 +24,9 @@ def check(core: Core) -> None:
     _check_index(core.cache, cached)
     _check_references(core, cached)
     _check_tiers(core, cached)
+    pinned = sum(block.pinned_until_s > 0.0 for block in cached)
+    _require(pinned == core.cache.pins.num_pinned, "pinned blocks are counted")
+    _require(pinned <= core.cache.pins.limit, "pins leave room")
     for block in cached:
         _check_standing(core.cache, block)
 

@@ -11,7 +11,7 @@ from attrs import evolve
 from kvtrio.core.batch import Batch, Chunk, SampleRow
 from kvtrio.core.cost import load_of
 from kvtrio.core.events import Cached
-from kvtrio.core.explain import CacheReport, count_host_tokens, explain
+from kvtrio.core.explain import CacheReport, Prompt, count_host_tokens, explain
 from kvtrio.core.index import Match
 from kvtrio.core.policy import RequestView, Share, View, checked
 from kvtrio.core.request import Request
@@ -111,9 +111,9 @@ def _make_ready(state: State, request: Request, now: float) -> bool:
 def _explain(state: State, request: Request, match: Match | None, now: float) -> CacheReport:
     if not request.submit.reuse:
         return CacheReport()
-    others = state.contexts.others(request.trail.contexts[0][1])
     found = match or state.cache.match(request.trail, 0)
-    return explain(state.cache, request.trail, found, others, now)
+    prompt = Prompt(request.trail, state.note_session(request.submit, now))
+    return explain(state.cache, prompt, found, now)
 
 
 def _use(state: State, request: Request, match: Match, now: float) -> None:

@@ -99,8 +99,8 @@ class BlockTables:
         if rest > 0 and request.submit.retain is not Retain.AUXILIARY:
             self._publish(request, rest, now)
         if request.submit.retain is Retain.PIN:
-            for block in request.blocks:
-                block.pinned_until_s = max(block.pinned_until_s, now + request.submit.retain_s)
+            published = request.blocks[: request.num_published]
+            self.cache.pins.pin(published, now + request.submit.retain_s, now)
         self.cache.release(request.blocks, now)
         request.blocks.clear()
         for table in request.tables:

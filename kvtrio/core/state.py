@@ -3,7 +3,7 @@
 Changed by the functions of ``planning`` and ``booking`` and by ``Core`` alone.
 """
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Mapping
 
 from attrs import define, field, frozen
@@ -12,6 +12,7 @@ from kvtrio.core.batch import Batch
 from kvtrio.core.config import CoreConfig
 from kvtrio.core.cost import CostModel
 from kvtrio.core.events import Finished, Output, Submit
+from kvtrio.core.explain import CacheReport, MissReason
 from kvtrio.core.identity import Context, ContextTable, KeyMaker, TokenTrail
 from kvtrio.core.places import Places, PlaceView
 from kvtrio.core.policy import Policy
@@ -22,8 +23,12 @@ from kvtrio.core.service import Service
 from kvtrio.core.tiers import TieredCache
 from kvtrio.core.types import FinishReason, GapCause, RequestId, RequestState, Tier
 
+MAX_SESSIONS = 16384
+"""Conversations whose names are remembered."""
 STAY_FADE = 0.9
 """Weight of the last stay in a place against this one."""
+
+NOT_STARTED = CacheReport(reason=MissReason.NOT_STARTED)
 
 
 @frozen(kw_only=True)
@@ -65,6 +70,8 @@ class State:
     news: list[Output] = field(init=False, factory=list)
     """What ``schedule`` found, told by ``update``."""
     next_step: int = field(init=False, default=0)
+    sessions: OrderedDict[tuple[bytes, bytes], float] = field(init=False, factory=OrderedDict)
+    """Conversations by name, and when they last began a turn."""
     mean_stay_s: float = field(init=False, default=0.0)
     """How long requests keep their places, lately."""
     num_stalls: Counter[GapCause] = field(init=False, factory=Counter)
@@ -93,6 +100,17 @@ class State:
         trail = TokenTrail(self.keys, self.config.block_size, tuple(contexts))
         trail.extend_prompt(submit.token_ids)
         return trail
+
+    def note_session(self, submit: Submit, now: float) -> bool | None:
+        """Whether the conversation was here before; None if it has no name."""
+        if submit.session is None:
+            return None
+        name = (submit.namespace, submit.session)
+        is_known = self.sessions.pop(name, None) is not None
+        self.sessions[name] = now
+        if len(self.sessions) > MAX_SESSIONS:
+            self.sessions.popitem(last=False)
+        return is_known
 
     def start(self, request: Request, now: float) -> bool:
         """Give a waiting request a place; False if the one it wants, or every one, is taken."""
@@ -179,7 +197,7 @@ def _account(
         queue_s=started - request.arrival_s,
         prefill_s=first - started,
         decode_s=now - first,
-        cache=request.report,
+        cache=request.report if request.started_s is not None else NOT_STARTED,
         num_recomputed_tokens=request.num_recomputed_tokens,
         num_preemptions=request.num_preemptions,
         longest_gap=request.longest_gap,

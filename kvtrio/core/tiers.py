@@ -13,6 +13,7 @@ from kvtrio.core.blocks import Block
 from kvtrio.core.eviction import Candidates, worth
 from kvtrio.core.identity import TokenTrail
 from kvtrio.core.index import Match, PrefixIndex
+from kvtrio.core.pins import Pins
 from kvtrio.core.storage import Storage, TierMoves
 from kvtrio.core.types import Tier
 
@@ -36,12 +37,14 @@ class TieredCache(Storage):
     candidates: dict[Tier, Candidates] = field(init=False)
     ghosts: OrderedDict[bytes, float] = field(init=False, factory=OrderedDict)
     """Key of a lost block: when it was last used."""
+    pins: Pins = field(init=False)
     moves: TierMoves = field(init=False, factory=TierMoves)
 
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()
         size = self.config.block_size
         self.index = PrefixIndex(size)
+        self.pins = Pins(sum(self.limits.values()) // 2)
         self.candidates = {tier: Candidates(self.limits[tier], size) for tier in Tier}
 
     # --- what requests do ---
@@ -92,7 +95,7 @@ class TieredCache(Storage):
         if self.index.covers(parent, tags):
             return block
         block.key, block.start, block.tags = key, start, tags
-        block.contexts = tuple(context for at, context in trail.contexts if at < start + num_tokens)
+        block.identities = tuple(c.identity for at, c in trail.contexts if at < start + num_tokens)
         self.ghosts.pop(key, None)
         shorter = self.index.insert(block, parent)
         self._count_child(parent, +1, now)
@@ -184,6 +187,7 @@ class TieredCache(Storage):
         parent = block.parent
         if block.is_candidate:
             self.candidates[block.tier].discard(block)
+        self.pins.unpin(block)
         self.index.remove(block)
         self.remove(block)
         self._count_child(parent, -1 if block.tier is Tier.DEVICE else 0, now)

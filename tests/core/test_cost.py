@@ -7,7 +7,16 @@ import pytest
 from kvtrio.core.cost import SLOW, CostModel, Load
 
 
-def truth(load, base=0.004, token=0.0003, context=2e-8, row=0.001, row_context=4e-8, adapter=0.002, chunk=0.01):
+def truth(
+    load,
+    base=0.004,
+    token=0.0003,
+    context=2e-8,
+    row=0.001,
+    row_context=4e-8,
+    adapter=0.002,
+    chunk=0.01,
+):
     """Seconds of a made-up machine."""
     return (
         base

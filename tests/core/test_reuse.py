@@ -1,5 +1,7 @@
 """What is reused, what is not, and what is said about it."""
 
+import gc
+
 import pytest
 
 from harness.core_fakes import answer, make_core, submit
@@ -69,7 +71,7 @@ def test_an_identical_prompt_computes_one_token(num_tokens):
     assert second.cache.reason is MissReason.NOTHING_MISSED
 
 
-@pytest.mark.parametrize("cut", range(1, 13))
+@pytest.mark.parametrize("cut", range(2, 13))
 def test_reuse_is_exact_to_the_token(cut):
     """A prompt that leaves a known one after any token reuses exactly up to there."""
     server = Server()
@@ -316,3 +318,69 @@ class Counting(tuple):
         return tuple.__lt__(self, other)
 
     __hash__ = tuple.__hash__
+
+
+def test_the_same_bytes_under_new_handles_find_their_state_for_good():
+    """However often handles change, and whatever is asked in between, the state is found."""
+    server = Server(num_host_blocks=50)
+    prompt = words(1, 20)
+    reloaded = AdapterUse(9, A.digest, A.scale)
+    server.ask(prompt, **under(A))
+    server.ask(prompt, **under(reloaded))
+    for _ in range(3):
+        server.ask(prompt, **under(B))
+    gc.collect()
+    assert server.ask(prompt, **under(A)).num_cached_tokens == 19
+    assert server.ask(prompt, **under(reloaded)).num_cached_tokens == 19
+
+
+def test_pins_leave_room_for_others():
+    """Pinned conversations take half of the blocks at most, counted in blocks."""
+    server = Server(max_context=64, num_host_blocks=60)
+    total = sum(server.core.cache.limits.values())
+    for number in range(30):
+        server.ask(words(100 + number, 40), retain=Retain.PIN, retain_s=1e6)
+    pinned = [b for b in invariants._walk(server.core.cache.index.root) if b.pinned_until_s]
+    assert len(pinned) == server.core.cache.pins.num_pinned <= total // 2
+    for _ in range(3):
+        hits = [server.ask(words(200 + number, 40)).num_cached_tokens for number in range(2)]
+    assert hits == [39, 39]
+
+
+def test_a_new_conversation_behind_a_known_system_prompt_is_a_first_turn():
+    """Sharing a beginning is not rewriting; naming the conversation settles it."""
+    server = Server(max_context=128)
+    server.ask((*words(1, 20), *words(2, 40)))
+    assert server.ask((*words(1, 20), *words(3, 40))).cache.turn is TurnClass.FIRST
+    server.ask((*words(1, 20), *words(4, 40)), session=b"s")
+    again = server.ask((*words(1, 20), *words(5, 40)), session=b"s")
+    assert again.cache.turn is TurnClass.REWRITE
+    assert again.cache.reason is MissReason.DIVERGED
+
+
+def test_a_lost_conversation_is_not_a_first_turn():
+    """What was evicted is told apart from what was never seen."""
+    server = Server(max_context=24, num_host_blocks=0)
+    for seed in (1, 2, 3):
+        server.ask(words(seed, 18))
+    back = server.ask((*words(1, 18), 3))
+    assert (back.cache.reason, back.cache.turn) == (MissReason.EVICTED, TurnClass.CONTINUATION)
+
+
+def test_who_never_started_has_no_miss():
+    """A request that left the queue says so."""
+    server = Server()
+    request_id = server.send(words(1, 9))
+    (finished,) = server.core.handle(Abort(request_id), 0.0)
+    assert finished.cache.reason is MissReason.NOT_STARTED
+
+
+def test_a_mismatch_is_found_among_many_sets():
+    """Twenty adapter sets with other prompts do not hide the one with this prompt."""
+    server = Server(num_host_blocks=200)
+    prompt = words(1, 20)
+    server.ask(prompt, **under(A))
+    for number in range(20):
+        use = AdapterUse(3, bytes([number]) * 32, 1.0)
+        server.ask(words(2, 20), **under(use))
+    assert server.ask(prompt, **under(B)).cache.num_other_tokens == 19
