@@ -22,7 +22,7 @@ from kvtrio.model.digest import content_digest
 from kvtrio.model.fetch import CATALOGUE, default_cache_dir, fetch
 from kvtrio.model.gguf_file import GGUFFile, open_gguf
 from kvtrio.model.spec import ModelSpec
-from kvtrio.model.template import ChatTemplate, load_template
+from kvtrio.model.template import ChatTemplate, check_usable, load_template
 from kvtrio.model.tokenizer import Tokenizer, load_tokenizer
 from kvtrio.serve.run import open_sockets
 from kvtrio.serve.schema import MAX_NAME_CHARS
@@ -64,6 +64,7 @@ def prepare(config: ServeConfig, stack: ExitStack) -> Prepared:
         raise ConfigError(
             f"--batch-size {scheduling.batch_size} is less than --parallel {scheduling.parallel}"
         )
+    check_given(config)
     purposes = split_purposes(config.state.purposes)
     check_adapter_dir(config.adapters.lora_dir)
     keys = read_keys(config.http.api_key, config.http.api_key_file)
@@ -91,6 +92,20 @@ def prepare(config: ServeConfig, stack: ExitStack) -> Prepared:
         adapters=adapters,
         purposes=purposes,
     )
+
+
+def check_given(config: ServeConfig) -> None:
+    """Refuse empty words: an unset variable of the user's shell must not choose a default."""
+    words = {
+        "MODEL": config.name,
+        "--model": config.model.model,
+        "--alias": config.model.alias,
+        "--chat-template": config.model.chat_template,
+        "--host": config.http.host,
+    }
+    for flag, word in words.items():
+        if word is not None and not word.strip():
+            raise ConfigError(f"{flag} is empty; is a variable of the shell not set?")
 
 
 def find_model(argument: str | None, flag: str | None) -> Path:
@@ -172,7 +187,10 @@ def split_purposes(given: Iterable[str]) -> tuple[str, ...]:
 
 def read_keys(given: Iterable[str], file: Path | None) -> tuple[str, ...]:
     """All API keys: flags (each may hold several with commas) and the lines of a file."""
+    given = tuple(given)
     keys = [key.strip() for part in given for key in part.split(",")]
+    if given and not any(keys):
+        raise ConfigError("--api-key (or KVTRIO_API_KEY) is empty; is a variable not set?")
     if file is not None:
         keys += [line.strip() for line in read_text(file, "--api-key-file").splitlines()]
         if not any(keys):
@@ -213,8 +231,19 @@ def _alias(file: GGUFFile, settings: ModelSettings) -> str:
 
 def _template(file: GGUFFile, tokenizer: Tokenizer, given: str | None) -> ChatTemplate:
     is_file = given is not None and given not in BUILTIN_TEMPLATES
-    override = read_text(Path(given), "--chat-template") if is_file and given else given
-    return load_template(file.metadata, override, tokenizer.bos_text, tokenizer.eos_text)
+    override = read_template(Path(given)) if is_file and given else given
+    template = load_template(file.metadata, override, tokenizer.bos_text, tokenizer.eos_text)
+    check_usable(template)
+    return template
+
+
+def read_template(path: Path) -> str:
+    """A file's template; raises ``ConfigError`` if there is none in it."""
+    text = read_text(path.expanduser(), "--chat-template")
+    if "{" not in text:
+        what = "has no Jinja in it" if text.strip() else "is empty"
+        raise ConfigError(f"--chat-template {path}: the file {what}")
+    return text
 
 
 def _template_note(file: GGUFFile, template: ChatTemplate, given: str | None) -> str | None:

@@ -37,8 +37,7 @@ def out() -> io.BytesIO:
 
 @contextmanager
 def bridged(out: io.BytesIO) -> Iterator[Log]:
-    """Libraries log into ``out``. No fixture: pytest has other handlers in each phase of a test, so
-    one phase's would come back in another and stay."""
+    """Libraries log into ``out``. No fixture: pytest would add its own handlers to the bridge."""
     log = Log(out, CLOCK, Level.DEBUG)
     with library_bridge(log):
         yield log
