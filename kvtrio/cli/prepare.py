@@ -31,6 +31,8 @@ from kvtrio.serve.served import ServedModel
 DEFAULT_MODEL = "smollm2"
 MIB = 1 << 20
 MAX_DEFAULT_CACHE_MIB = 8192
+VOCAB_TYPES = {"llama": 1, "gpt2": 2, "gemma4": 2}
+"""llama.cpp's ``llama_vocab_type`` (include/llama.h) by ``tokenizer.ggml.model``."""
 
 
 @frozen(kw_only=True, eq=False)
@@ -221,6 +223,7 @@ def _served(file: GGUFFile, spec: ModelSpec, settings: ModelSettings) -> ServedM
         size=sum(tensor.num_bytes for tensor in file.tensors.values()),
         n_params=sum(_num_values(tensor.shape) for tensor in file.tensors.values()),
         ftype=_ftype(file),
+        vocab_type=VOCAB_TYPES[file.metadata["tokenizer.ggml.model"]],
         template_note=_template_note(file, template, settings.chat_template),
     )
 

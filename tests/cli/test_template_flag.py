@@ -68,3 +68,11 @@ def test_a_good_template_is_taken(shared: Path, tmp_path: Path) -> None:
     assert prepared(model, str(path)).served.template.name == "custom"
     for name in ("chatml", "gemma", "llama3", "mistral", "plain"):
         assert prepared(model, name).served.template.name == name
+
+
+@pytest.mark.slow
+@pytest.mark.models
+def test_the_kind_of_vocabulary(smollm2: Path, gemma3: Path) -> None:
+    """llama.cpp's numbers: 1 for SentencePiece, 2 for byte-level BPE."""
+    assert prepared(gemma3).served.vocab_type == 1
+    assert prepared(smollm2).served.vocab_type == 2
