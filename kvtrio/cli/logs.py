@@ -15,9 +15,10 @@ import kvtrio
 from kvtrio.backends.base import BackendInfo
 from kvtrio.cli.prepare import Prepared
 from kvtrio.config import ConfigError, LogSettings
-from kvtrio.obs.events import ComputeType, DeviceKind, ServerStart, TemplateSource
+from kvtrio.obs.events import ServerStart
 from kvtrio.obs.logging import Clock, Log, library_bridge, open_log_file
 from kvtrio.obs.schema import Digest, Level
+from kvtrio.obs.words import ComputeType, DeviceKind, TemplateSource
 
 Word = TypeVar("Word", bound=Enum)
 

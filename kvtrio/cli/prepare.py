@@ -223,7 +223,7 @@ def _served(file: GGUFFile, spec: ModelSpec, settings: ModelSettings) -> ServedM
         size=sum(tensor.num_bytes for tensor in file.tensors.values()),
         n_params=sum(_num_values(tensor.shape) for tensor in file.tensors.values()),
         ftype=_ftype(file),
-        vocab_type=VOCAB_TYPES[file.metadata["tokenizer.ggml.model"]],
+        vocab_type=VOCAB_TYPES[str(file.metadata["tokenizer.ggml.model"])],
         template_note=_template_note(file, template, settings.chat_template),
     )
 

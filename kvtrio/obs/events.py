@@ -1,86 +1,14 @@
 """The catalogue of log lines. A field is a number, an enum member, a digest or an error class."""
 
-from enum import Enum
-
 from kvtrio.core.explain import CachePath, MissReason, TurnClass
 from kvtrio.core.types import FinishReason, RequestId, Retain
 from kvtrio.obs.schema import Digest, Level, event
+from kvtrio.obs.words import AdapterEvent as AdapterEvent
+from kvtrio.obs.words import ComputeType, DeviceKind, DiscardReason, Library, TemplateSource
+from kvtrio.obs.words import Section as Section
 
 SCHEMA = "kvtrio.decision/1"
 """Version of the envelope and of every line in it; changes when a field changes its meaning."""
-
-
-class Library(Enum):
-    """Whose message was left out."""
-
-    HYPERCORN = "hypercorn"
-    QUART = "quart"
-    TRIO = "trio"
-    TORCH = "torch"
-    KVTRIO = "kvtrio"
-    WARNINGS = "py"
-    OTHER = "other"
-
-
-class DeviceKind(Enum):
-    """What computes."""
-
-    CPU = "cpu"
-    CUDA = "cuda"
-    OTHER = "other"
-
-
-class ComputeType(Enum):
-    """Type of the arithmetic and of the KV cache."""
-
-    F32 = "f32"
-    BF16 = "bf16"
-    OTHER = "other"
-
-
-class Section(Enum):
-    """Which part of a prompt a position lies in."""
-
-    SYSTEM = "system"
-    USER = "user"
-    ASSISTANT = "assistant"
-    TOOL = "tool"
-    OTHER = "other"
-    """A message of another role."""
-    TAIL = "tail"
-    """Behind the last message: where the answer begins."""
-    PROMPT = "prompt"
-    """The prompt was not made of messages."""
-
-
-class DiscardReason(Enum):
-    """Why state was not kept."""
-
-    AUXILIARY = "auxiliary"
-    """The request asked for it."""
-
-
-class AdapterEvent(Enum):
-    """What happened to an adapter."""
-
-    LOADED = "loaded"
-    REPLACED = "replaced"
-    """Another one took its name."""
-    SCALED = "scaled"
-    """Its global scale changed."""
-    UNLOADED = "unloaded"
-    """Its name is gone; requests that use it go on."""
-    FREED = "freed"
-    """Nobody uses it any more: its memory was given back."""
-
-
-class TemplateSource(Enum):
-    """Where the chat template comes from."""
-
-    MODEL = "model"
-    OVERRIDE = "override"
-    DEFAULT = "default"
-    """The model has none."""
 
 
 @event("server.start", Level.INFO)

@@ -16,8 +16,9 @@ import msgspec
 import structlog
 from attrs import define, field, frozen
 
-from kvtrio.obs.events import SCHEMA, Library, LibraryNote
+from kvtrio.obs.events import SCHEMA, LibraryNote
 from kvtrio.obs.schema import Level, level_of, name_of, plain
+from kvtrio.obs.words import Library
 
 Entry = MutableMapping[str, Any]
 

@@ -15,13 +15,13 @@ from kvtrio.obs.events import (
     CacheEvict,
     CacheMatch,
     CacheRestore,
-    DiscardReason,
     RequestDone,
     SchedStep,
 )
 from kvtrio.obs.identity import adapter_set
 from kvtrio.obs.logging import Log
 from kvtrio.obs.schema import Digest, Level
+from kvtrio.obs.words import DiscardReason
 
 DIVERGED = frozenset({MissReason.DIVERGED, MissReason.ADAPTER_MISMATCH, MissReason.EVICTED})
 """Reasons that have a place: up to there it was known."""

@@ -15,11 +15,12 @@ from kvtrio.core.explain import CachePath, CacheReport, MissReason, TurnClass
 from kvtrio.core.identity import AdapterUse
 from kvtrio.core.types import FinishReason, RequestId
 from kvtrio.engine.records import RequestRecord, StepRecord
-from kvtrio.obs.events import Library, LibraryNote, LoopStall
+from kvtrio.obs.events import LibraryNote, LoopStall
 from kvtrio.obs.instrument import StallWatch
 from kvtrio.obs.logging import Clock, Log, library_bridge, open_log_file
 from kvtrio.obs.observer import JsonObserver, StepSampling
 from kvtrio.obs.schema import Level
+from kvtrio.obs.words import Library
 
 CANARY = "canary-in-a-message"
 KEY = b"log key of the tests"

@@ -1,0 +1,76 @@
+"""The fixed words of log lines."""
+
+from enum import Enum
+
+
+class Library(Enum):
+    """Whose message was left out."""
+
+    HYPERCORN = "hypercorn"
+    QUART = "quart"
+    TRIO = "trio"
+    TORCH = "torch"
+    KVTRIO = "kvtrio"
+    WARNINGS = "py"
+    OTHER = "other"
+
+
+class DeviceKind(Enum):
+    """What computes."""
+
+    CPU = "cpu"
+    CUDA = "cuda"
+    OTHER = "other"
+
+
+class ComputeType(Enum):
+    """Type of the arithmetic and of the KV cache."""
+
+    F32 = "f32"
+    BF16 = "bf16"
+    OTHER = "other"
+
+
+class Section(Enum):
+    """Which part of a prompt a position lies in."""
+
+    SYSTEM = "system"
+    USER = "user"
+    ASSISTANT = "assistant"
+    TOOL = "tool"
+    OTHER = "other"
+    """A message of another role."""
+    TAIL = "tail"
+    """Behind the last message: where the answer begins."""
+    PROMPT = "prompt"
+    """The prompt was not made of messages."""
+
+
+class DiscardReason(Enum):
+    """Why state was not kept."""
+
+    AUXILIARY = "auxiliary"
+    """The request asked for it."""
+
+
+class AdapterEvent(Enum):
+    """What happened to an adapter."""
+
+    LOADED = "loaded"
+    REPLACED = "replaced"
+    """Another one took its name."""
+    SCALED = "scaled"
+    """Its global scale changed."""
+    UNLOADED = "unloaded"
+    """Its name is gone; requests that use it go on."""
+    FREED = "freed"
+    """Nobody uses it any more: its memory was given back."""
+
+
+class TemplateSource(Enum):
+    """Where the chat template comes from."""
+
+    MODEL = "model"
+    OVERRIDE = "override"
+    DEFAULT = "default"
+    """The model has none."""
