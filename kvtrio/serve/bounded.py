@@ -13,12 +13,13 @@
 5. hypercorn lets a client send a request's head for as long as the idle limit lasts. Here a head
    has a limit of its own, from its first byte.
 
-HTTP/1 only: see ``one_protocol``. All of it rests on names inside hypercorn 0.18, which is why it is pinned; the tests fail when they move.
+HTTP/1 only: see ``one_protocol``. All of it rests on names inside hypercorn 0.18, which is why it
+is pinned; the tests fail when they move.
 """
 
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import hypercorn.trio.run
@@ -122,18 +123,16 @@ class BoundedTCPServer(TCPServer):
             await self.protocol.handle(RawData(data))
 
     async def _discard(self) -> None:
-        with trio.move_on_after(self.patience.linger_s):
-            try:
-                while await self.stream.receive_some(MAX_RECV):
-                    pass
-            except (trio.ClosedResourceError, trio.BrokenResourceError):
+        with (
+            trio.move_on_after(self.patience.linger_s),
+            suppress(trio.ClosedResourceError, trio.BrokenResourceError),
+        ):
+            while await self.stream.receive_some(MAX_RECV):
                 pass
 
     async def _send_eof(self) -> None:
-        try:
+        with suppress(trio.ClosedResourceError, trio.BrokenResourceError, trio.BusyResourceError):
             await self.stream.send_eof()
-        except (trio.ClosedResourceError, trio.BrokenResourceError, trio.BusyResourceError):
-            pass  # it has gone already
 
     async def _idle_timeout(self) -> None:
         self._idle = trio.CancelScope(deadline=trio.current_time() + self.config.keep_alive_timeout)
