@@ -147,12 +147,14 @@ def backend_settings(config: ServeConfig, max_context: int) -> BackendSettings:
         block_size=config.scheduling.block_size,
         num_blocks=config.scheduling.parallel * blocks_per_place,
         host_bytes=(default_cache_ram() if cache_ram is None else cache_ram) * MIB,
+        host_may_shrink=cache_ram is None,
         max_context=max_context,
     )
 
 
 def default_cache_ram() -> int:
-    """MiB: a quarter of the machine's memory, at most 8192."""
+    """MiB: a quarter of the machine's memory, at most 8192; the backend takes less of it where that
+    does not fit beside the rest."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return min(total // 4 // MIB, MAX_DEFAULT_CACHE_MIB)
 
