@@ -32,6 +32,8 @@ class Choice:
     has_new_line: bool = False
     sampled: list[Sampled] = field(factory=list)
     """All tokens, for a plain answer; a stream has sent them on."""
+    explained: list[Sampled] = field(factory=list)
+    """Those whose log-probabilities are told, likewise."""
     texts: list[str] = field(factory=list)
     """All text, for a plain answer or to be remembered."""
     token_ids: list[int] = field(factory=list)
@@ -50,16 +52,26 @@ class Choice:
     def text(self) -> str:
         return "".join(self.texts)
 
-    def add(self, sampled: Sequence[Sampled], text: str) -> None:
-        """Count what became ready, and keep it if it is not sent on at once."""
+    def add(self, sampled: Sequence[Sampled], text: str) -> tuple[Sampled, ...]:
+        """Count what became ready, and keep it if it is not sent on at once.
+
+        Returns the tokens whose log-probabilities can be told now; none if nobody asked for them.
+        """
+        explained = self._align(sampled, text)
         self.num_generated_tokens += len(sampled)
         self.has_new_line = self.has_new_line or "\n" in text
         if not self.job.wants.stream:
             self.sampled += sampled
+            self.explained += explained
         if not self.job.wants.stream or self.encoded is not None:
             self.texts.append(text)
         if self.encoded is not None:
             self.token_ids += [each.token_id for each in sampled]
+        return explained
+
+    def _align(self, sampled: Sequence[Sampled], text: str) -> tuple[Sampled, ...]:
+        alignments = self.job.alignments
+        return alignments[self.index].advance(sampled, text) if alignments else ()
 
     @property
     def is_silent(self) -> bool:
@@ -84,14 +96,17 @@ class Tokens:
     choice: Choice
     sampled: tuple[Sampled, ...]
     text: str
+    explained: tuple[Sampled, ...]
+    """Tokens whose text is given by now, for their log-probabilities."""
 
 
 @frozen
 class End:
-    """The choice is complete; ``text`` was held back until now."""
+    """The choice is complete; what is here was held back until now."""
 
     choice: Choice
     text: str
+    explained: tuple[Sampled, ...]
 
 
 Delta = Prefill | Tokens | End

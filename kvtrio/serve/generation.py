@@ -183,8 +183,7 @@ def _tokens(choice: Choice, outputs: list[TokenOut]) -> list[Delta]:
         part = outputs[start : start + MAX_TOGETHER]
         sampled = tuple(output.sampled for output in part)
         text = "".join(output.text for output in part)
-        choice.add(sampled, text)
-        deltas.append(Tokens(choice, sampled, text))
+        deltas.append(Tokens(choice, sampled, text, choice.add(sampled, text)))
     return deltas
 
 
@@ -195,5 +194,4 @@ def _end(choice: Choice, finished: Finished) -> End:
     choice.finished = finished
     choice.num_cached_tokens = finished.num_cached_tokens
     choice.num_processed_tokens = choice.num_prompt_tokens
-    choice.add((), text)
-    return End(choice, text)
+    return End(choice, text, choice.add((), text))

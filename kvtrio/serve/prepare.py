@@ -2,9 +2,10 @@
 
 from attrs import evolve, frozen
 
-from kvtrio.model.matcher import TextMatcher
+from kvtrio.model.matcher import PieceDecoder, TextMatcher
 from kvtrio.model.recall import Recall
 from kvtrio.serve.adapters import scales_of
+from kvtrio.serve.alignment import Alignment
 from kvtrio.serve.chat import chat_outline
 from kvtrio.serve.errors import NEEDS, OUT_OF_RANGE, TOO_MANY_CELLS, ApiError
 from kvtrio.serve.job import Job, Keeping, Wants
@@ -88,12 +89,16 @@ class Preparer:
             eos_ids=frozenset() if body.ignore_eos else tokenizer.eog_ids,
             stops=stops,
             matchers=tuple(TextMatcher(tokenizer, stops) for _ in range(len(prompts) * n)),
+            alignments=() if num_probs is None else self._alignments(len(prompts) * n),
             place=self._checked_place(body),
             wants=_wants(body),
             encoded=tuple(prompt.encoded for prompt in read),
             lora=None if body.lora is None else scales_of((e.id, e.scale) for e in body.lora),
             model_name=body.model,
         )
+
+    def _alignments(self, number: int) -> tuple[Alignment, ...]:
+        return tuple(Alignment(PieceDecoder(self.model.tokenizer)) for _ in range(number))
 
     def _check_cells(
         self, body: GenerationBody, prompts: tuple[TokenIds, ...], n: int, num_probs: int | None
