@@ -22,6 +22,7 @@ from kvtrio.serve import info, sse
 from kvtrio.serve.adapter_views import lora_adapter, lora_adapters, metric_labels
 from kvtrio.serve.adapters import Lease, Selection, scales_of
 from kvtrio.serve.answer import events, whole
+from kvtrio.serve.bounds import Bounds
 from kvtrio.serve.chat_answer import ChatDialect
 from kvtrio.serve.choice import Choice
 from kvtrio.serve.cleanup import ClosingConnection, cleanup
@@ -103,7 +104,8 @@ class Api:
         settings = self.services.settings
         api_key = given_key(request.headers) if settings.api_keys else None
         asker = Asker(api_key, settings.new_seed())
-        job = await self.services.offload.run(prepare, await _body(), asker)
+        raw = await _body()
+        job = await self.services.offload.run(prepare, raw, asker, num_bytes=len(raw))
         # From here to the engine nothing waits: what is resolved is what is admitted.
         selection = self.services.loader.adapters.select(job.lora, job.model_name)
         job, lease = job.admitted(selection), self._hold(selection)
@@ -167,7 +169,8 @@ class Api:
         return json_reply({"success": True})
 
     async def _parsed(self, kind: Any) -> Any:
-        return await self.services.offload.run(parse_whole, await _body(), kind)
+        raw = await _body()
+        return await self.services.offload.run(parse_whole, raw, kind, num_bytes=len(raw))
 
     # --- texts ---
 
@@ -181,7 +184,8 @@ class Api:
         return await self._offloaded(self.texts.apply_template)
 
     async def _offloaded(self, answer: Callable[[bytes], bytes]) -> Response:
-        return raw_json_reply(await self.services.offload.run(answer, await _body()))
+        raw = await _body()
+        return raw_json_reply(await self.services.offload.run(answer, raw, num_bytes=len(raw)))
 
     # --- about the server ---
 
@@ -227,10 +231,11 @@ async def _body() -> bytes:
 
 def _api(services: Services) -> Api:
     model, settings = services.model, services.settings
+    bounds = Bounds.of(model.tokenizer, settings.n_ctx)
     return Api(
         services,
-        Preparer(model, settings, services.recall),
-        Texts(model, settings),
+        Preparer(model, settings, services.recall, bounds),
+        Texts(model, settings, bounds),
         Epilogue(services.recall, model.tokenizer, services.emit),
     )
 

@@ -31,6 +31,15 @@ INVALID, UNSUPPORTED, UNAVAILABLE = (
 
 BAD_REQUEST = ErrorSpec("bad_request", 400, INVALID, "the request is malformed")
 BAD_JSON = ErrorSpec("bad_json", 400, INVALID, "the body is not a JSON object in UTF-8")
+TOO_MANY_VALUES = ErrorSpec(
+    "too_many_values", 400, INVALID, "the body has more than {limit} JSON values"
+)
+BAD_TEXT = ErrorSpec(
+    "bad_text",
+    400,
+    INVALID,
+    "Field '{param}': not Unicode: bytes that are not UTF-8, or half of a surrogate pair",
+)
 TOO_DEEP = ErrorSpec("too_deep", 400, INVALID, "the body is nested too deeply")
 MISSING = ErrorSpec("missing_field", 400, INVALID, "Field '{param}': required")
 WRONG_VALUE = ErrorSpec("wrong_value", 400, INVALID, "Field '{param}': {expected}")
@@ -39,7 +48,10 @@ OUT_OF_RANGE = ErrorSpec(
 )
 TOO_MANY = ErrorSpec("too_many", 400, INVALID, "Field '{param}': at most {limit} entries")
 TOO_LONG_TEXT = ErrorSpec(
-    "too_long_text", 400, INVALID, "Field '{param}': at most {limit} characters each"
+    "too_long_text", 400, INVALID, "Field '{param}': at most {limit} characters {scope}"
+)
+TOO_MUCH_TEXT = ErrorSpec(
+    "too_much_text", 400, INVALID, "Field '{param}': at most {limit} bytes of text"
 )
 UNKNOWN_TOKEN = ErrorSpec(
     "unknown_token", 400, INVALID, "Field '{param}': token ids lie in 0 .. {high}"
@@ -102,7 +114,7 @@ CONTEXT_SIZE = ErrorSpec(
     "context_length_exceeded",
     400,
     "exceed_context_size_error",
-    "request ({n_prompt_tokens} tokens) exceeds the available context size ({n_ctx} tokens),"
+    "request ({about}{n_prompt_tokens} tokens) exceeds the available context size ({n_ctx} tokens),"
     " try increasing it (context_length_exceeded)",
 )
 TEXT_TOO_LONG = ErrorSpec(
@@ -139,6 +151,9 @@ CATALOGUE = {value.code: value for value in list(globals().values()) if type(val
 BODY_NUMBERS = frozenset({"n_prompt_tokens", "n_ctx"})
 """Values that llama-server's clients read from the body as numbers."""
 
+DEFAULTS = {"about": "", "scope": "in all"}
+"""Words that only some errors of a kind need."""
+
 
 class ApiError(Exception):
     """An error from the catalogue with its values filled in."""
@@ -148,7 +163,7 @@ class ApiError(Exception):
         super().__init__(spec.code)
         self.spec = spec
         self.param = param
-        self.message = spec.text.format(param=param, **values)
+        self.message = spec.text.format(param=param, **{**DEFAULTS, **values})
         self.numbers = {name: values[name] for name in values if name in BODY_NUMBERS}
 
     def body(self) -> dict[str, Any]:

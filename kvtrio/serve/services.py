@@ -16,6 +16,10 @@ from kvtrio.serve.served import ServedModel
 PURPOSES = ("chat", "title", "recap", "probe", "tool")
 """What a request may say it is for, unless the operator declares others."""
 
+MAX_BODY_BYTES = 16 << 20
+BASE_BODY_BYTES = 2 << 20
+BODY_BYTES_PER_TOKEN = 32
+
 
 @frozen(kw_only=True)
 class ServeSettings:
@@ -41,8 +45,13 @@ class ServeSettings:
     block_size: int
     """Tokens per block of state."""
     purposes: tuple[str, ...] = PURPOSES
-    max_body_bytes: int = 16 << 20
+    max_body_bytes: int = field()
+    """By default enough for a context of any text in any notation, but at most 16 MiB."""
     body_timeout_s: float = 60.0
+
+    @max_body_bytes.default
+    def _body_for_context(self) -> int:
+        return min(MAX_BODY_BYTES, BASE_BODY_BYTES + BODY_BYTES_PER_TOKEN * self.n_ctx)
 
 
 @frozen(kw_only=True)
