@@ -62,6 +62,7 @@ ROUTES = (
     Route("POST", ("/detokenize", "/v1/detokenize"), "detokenize"),
     Route("POST", ("/apply-template", "/v1/apply-template"), "apply_template"),
     Route("GET", ("/models", "/v1/models"), "models"),
+    Route("GET", ("/models/<path:name>", "/v1/models/<path:name>"), "model"),
     Route("GET", ("/props", "/v1/props"), "props"),
     Route("GET", ("/slots", "/v1/slots"), "slots"),
     Route("GET", ("/lora-adapters", "/v1/lora-adapters"), "lora_adapters"),
@@ -199,6 +200,10 @@ class Api:
         services = self.services
         return json_reply(info.models(services.model, services.settings, services.loader.adapters))
 
+    async def model(self, name: str) -> Response:
+        services, adapters = self.services, self.services.loader.adapters
+        return json_reply(info.model_entry(name, services.model, services.settings, adapters))
+
     async def props(self) -> Response:
         return json_reply(info.props(self.services.model, self.services.settings))
 
@@ -255,7 +260,7 @@ def create_app(services: Services) -> QuartTrio:
     install_error_handlers(app)
     api = _api(services)
     for route in ROUTES:
-        handler: Callable[[], Awaitable[Response]] = getattr(api, route.handler)
+        handler: Callable[..., Awaitable[Response]] = getattr(api, route.handler)
         for path in route.paths:
             app.add_url_rule(path, f"{route.method} {path}", handler, methods=[route.method])
     return app

@@ -87,6 +87,12 @@ class Prefill:
     choice: Choice
     num_processed_tokens: int
     time_s: float
+    num_generated_tokens: int = field(init=False)
+    """At that time: tokens may be ready together with this, and count from then on."""
+
+    @num_generated_tokens.default
+    def _so_far(self) -> int:
+        return self.choice.num_generated_tokens
 
 
 @frozen

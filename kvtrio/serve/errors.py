@@ -126,6 +126,7 @@ TEXT_TOO_LONG = ErrorSpec(
 )
 UNAUTHORIZED = ErrorSpec("unauthorized", 401, "authentication_error", "Invalid API Key")
 NOT_FOUND = ErrorSpec("not_found", 404, "not_found_error", "File Not Found")
+NO_MODEL = ErrorSpec("no_model", 404, "not_found_error", "no such model; /v1/models lists them")
 METHOD_NOT_ALLOWED = ErrorSpec(
     "method_not_allowed", 405, INVALID, "this path does not answer this method"
 )

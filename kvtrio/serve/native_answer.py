@@ -29,7 +29,8 @@ class NativeDialect:
             case Prefill() if not choice.job.wants.progress:
                 return []
             case Prefill():
-                return [self._part(choice, prompt_progress=prompt_progress(delta))]
+                progress, so_far = prompt_progress(delta), delta.num_generated_tokens
+                return [self._part(choice, prompt_progress=progress, tokens_predicted=so_far)]
             case Tokens():
                 return [self._tokens(choice, delta)]
             case End(_, text, explained):

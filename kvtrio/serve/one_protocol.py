@@ -51,4 +51,6 @@ def one_protocol(wrapper: ProtocolWrapper) -> None:
 def wants_rest(wrapper: ProtocolWrapper) -> bool:
     """The client is within a message of which the answer is there already."""
     connection = wrapper.protocol.connection
-    return connection.their_state in (h11.SEND_BODY, h11.ERROR)
+    if not isinstance(connection, h11.Connection):
+        return False
+    return connection.their_state is h11.SEND_BODY or connection.their_state is h11.ERROR

@@ -266,6 +266,13 @@ async def test_a_text_too_long_for_any_model(autojump_clock: Any, recorder: Reco
         assert reply.error["kvtrio"]["code"] == "text_too_long"
 
 
+async def test_a_model_that_there_is_not(autojump_clock: Any, recorder: Recorder) -> None:
+    """Its name is not repeated."""
+    async with recorder.serving() as server:
+        reply = recorder.look(await server.get(f"/v1/models/{CANARY}"))
+        assert reply.error["kvtrio"]["code"] == "no_model"
+
+
 async def test_templates_that_refuse(autojump_clock: Any, recorder: Recorder) -> None:
     """A template may raise with the user's words; they stay inside."""
     sources = {
@@ -397,6 +404,7 @@ def test_every_error_is_driven() -> None:
     driven = {wrong.code for wrong in WRONG} | {
         "template_error",
         "text_too_long",
+        "no_model",
         "template_failed",
         "unauthorized",
         "body_too_large",
