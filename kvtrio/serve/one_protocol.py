@@ -6,12 +6,15 @@ h2c``, or when a connection begins with HTTP/2's preface. Here an upgrade is ign
 permits, and another version is refused.
 """
 
-import h11
+from typing import Any
+
 from hypercorn.events import Closed
 from hypercorn.protocol import ProtocolWrapper
 from hypercorn.protocol.h11 import H11Protocol
 
 VERSION_NOT_SUPPORTED = 505
+UNFINISHED = ("SEND_BODY", "ERROR")
+"""States of a client that has more to say, or said what cannot be read on."""
 
 
 class OtherVersion(Exception):
@@ -21,7 +24,7 @@ class OtherVersion(Exception):
 class OnlyHTTP1(H11Protocol):
     """hypercorn's, which never becomes another one."""
 
-    async def _check_protocol(self, event: h11.Request) -> None:
+    async def _check_protocol(self, event: Any) -> None:
         if not event.http_version.startswith(b"1."):
             raise OtherVersion
 
@@ -50,7 +53,5 @@ def one_protocol(wrapper: ProtocolWrapper) -> None:
 
 def wants_rest(wrapper: ProtocolWrapper) -> bool:
     """The client is within a message of which the answer is there already."""
-    connection = wrapper.protocol.connection
-    if not isinstance(connection, h11.Connection):
-        return False
-    return connection.their_state is h11.SEND_BODY or connection.their_state is h11.ERROR
+    # The states are h11's, hypercorn's own dependency; their names are their representation.
+    return repr(getattr(wrapper.protocol.connection, "their_state", None)) in UNFINISHED
