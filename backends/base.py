@@ -20,6 +20,8 @@ class BackendInfo:
     """Per group, on the device."""
     num_host_blocks: int = 0
     """Per group, in RAM: in the same arena after the device's blocks if ``is_unified``."""
+    host_is_short: bool = False
+    """It is less than the settings' ``host_bytes``, since memory is short."""
     is_unified: bool = True
     """The device's memory is the host's."""
     vocab_size: int
@@ -73,6 +75,8 @@ class BackendSettings:
     """Per group of layers, on the device."""
     host_bytes: int = 0
     """Most that state in RAM may take; the backend makes whole blocks of it."""
+    host_may_shrink: bool = False
+    """Nobody asked for ``host_bytes``: the backend takes less where memory is short."""
     is_unified: bool | None = None
     """Whether device and RAM blocks share one arena; None: if the device is the host."""
     max_context: int

@@ -17,10 +17,10 @@ from zlib import crc32
 
 import numpy as np
 from attrs import define, field, frozen
-from numpy.typing import NDArray
 
 from kvtrio.backends.base import BackendInfo, BackendSettings
 from kvtrio.backends.groups import core_groups, host_blocks, layer_groups
+from kvtrio.backends.sim_hash import Digests, Numbers, mixed, scrambled
 from kvtrio.core.batch import Batch, Chunk, Copy, Sampled, SampleRow, StepResult
 from kvtrio.core.config import Group
 from kvtrio.core.identity import AdapterUse
@@ -28,9 +28,6 @@ from kvtrio.core.sampling import MASK
 from kvtrio.core.types import BlockId, RequestId, Tier
 from kvtrio.model.gguf_file import GGUFFile
 from kvtrio.model.spec import ModelSpec
-
-Digests = NDArray[np.uint64]
-Numbers = NDArray[np.int64]
 
 BYTES_PER_PLACE = 24
 BYTES_PER_VALUE = 2
@@ -71,7 +68,7 @@ class HashTokens:
     def __call__(self, moment: Moment) -> int:
         params = moment.row.params
         banned = {token for token, bias in params.logit_bias if bias == -np.inf} | self.avoid
-        number = _scrambled(moment.digest ^ (params.seed & MASK if params.temperature > 0 else 0))
+        number = scrambled(moment.digest ^ (params.seed & MASK if params.temperature > 0 else 0))
         tried = 0
         while number % self.vocab_size in banned and tried < self.vocab_size:
             number, tried = number + 1, tried + 1
@@ -154,7 +151,7 @@ class SimBackend:
         # State computed under other adapters is other state.
         tokens = np.array(chunk.token_ids, np.int64) + (_salt(chunk.adapters) << 32)
         positions = np.arange(chunk.start, chunk.end)
-        digests = np.cumsum(_mixed(tokens, positions), dtype=np.uint64) + np.uint64(before)
+        digests = np.cumsum(mixed(tokens, positions), dtype=np.uint64) + np.uint64(before)
         for pool, table in zip(self._pools, chunk.block_tables, strict=True):
             pool.write(pool.places(table, chunk.start, chunk.end), tokens, positions, digests)
         return int(digests[-1])
@@ -258,7 +255,7 @@ class _Pool:
         first = 0 if window is None else max(0, chunk.start - window + 1)
         places = self.places(table, first, chunk.end)
         positions = np.arange(first, chunk.end)
-        added = _mixed(self.tokens[places], positions)
+        added = mixed(self.tokens[places], positions)
         digests = self.digests[places]
         before = np.concatenate((digests[:1] - added[:1] if first else added[:1] * 0, digests[:-1]))
         is_wrong = (self.positions[places] != positions) | (digests - before != added)
@@ -279,21 +276,6 @@ def _salt(adapters: tuple[AdapterUse, ...]) -> int:
     """30 bits that tell adapter sets apart; 0 for none."""
     parts = b"".join(use.digest + struct.pack("<d", use.scale) for use in adapters)
     return crc32(parts) & 0x3FFFFFFF
-
-
-def _mixed(tokens: Numbers, positions: Numbers) -> Digests:
-    """Hash of each (token, position): SplitMix64's finaliser; wraps modulo 2^64."""
-    z = tokens.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + positions.astype(np.uint64)
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    mixed: Digests = z ^ (z >> np.uint64(31))
-    return mixed
-
-
-def _scrambled(number: int) -> int:
-    """A sum of hashes is no hash of its last summand: spread it once more."""
-    low, high = number & 0x7FFFFFFF, number >> 31
-    return int(_mixed(np.array([low], np.int64), np.array([high], np.int64))[0])
 
 
 def _reported(token_id: int, num_logprobs: int | None, vocab_size: int) -> Sampled:

@@ -3,14 +3,21 @@
 from typing import Self
 
 import torch
-from attrs import frozen
+from attrs import evolve, frozen
 from torch import Tensor
 
 from kvtrio.backends import decoder
 from kvtrio.backends.base import BackendError, BackendInfo, BackendSettings
 from kvtrio.backends.groups import core_groups, host_blocks, layer_groups
 from kvtrio.backends.torch_adapters import TorchAdapters
-from kvtrio.backends.torch_memory import available_memory, make_arenas, require_memory, require_room
+from kvtrio.backends.torch_memory import (
+    Needs,
+    available_memory,
+    make_arenas,
+    require_memory,
+    require_room,
+    shrunk_host_bytes,
+)
 from kvtrio.backends.torch_ops import Pool, TorchOps, layer_caches
 from kvtrio.backends.torch_step import StepLayout, TorchStep, build_step
 from kvtrio.backends.torch_weights import (
@@ -58,9 +65,10 @@ class TorchBackend:
         if settings.num_threads is not None:
             torch.set_num_threads(settings.num_threads)
         torch.set_float32_matmul_precision("highest")
-        info = _info(file, spec, settings)
-        needed = info.weight_bytes + passing_bytes(file, spec)
-        require_memory(needed, info.pool_bytes, available_memory(device))
+        fitting = _with_room(file, spec, settings, device)
+        info = evolve(
+            _info(file, spec, fitting), host_is_short=fitting.host_bytes < settings.host_bytes
+        )
         with torch.inference_mode():
             weights = load_weights(file, spec, dtype, device)
             groups = layer_groups(spec)
@@ -140,6 +148,24 @@ def _device(name: str) -> torch.device:
     except (RuntimeError, AssertionError, NotImplementedError):
         raise BackendError(f"device {name!r} is not available in this torch") from None
     return device
+
+
+def _with_room(
+    file: TensorFile, spec: ModelSpec, settings: BackendSettings, device: torch.device
+) -> BackendSettings:
+    """The settings, with the RAM that may be taken. Raises BackendError where it is too little."""
+    bare = _info(file, spec, evolve(settings, host_bytes=0))
+    weights = bare.weight_bytes + passing_bytes(file, spec)
+    needs = Needs(weights=weights, pools=bare.pool_bytes, host=settings.host_bytes)
+    if not bare.is_unified and device.type != "cpu":
+        # Weights and pools have a memory of their own.
+        require_memory(evolve(needs, host=0), available_memory(device))
+        needs, device = evolve(needs, weights=0, pools=0), torch.device("cpu")
+    available = available_memory(device)
+    if settings.host_may_shrink:
+        needs = evolve(needs, host=shrunk_host_bytes(needs, available))
+    require_memory(needs, available)
+    return evolve(settings, host_bytes=needs.host)
 
 
 def _info(file: TensorFile, spec: ModelSpec, settings: BackendSettings) -> BackendInfo:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from attrs import frozen
 
 from kvtrio.backends.base import BackendError, BackendInfo
 from kvtrio.backends.groups import LayerGroup
@@ -30,14 +31,34 @@ def meminfo_available(path: Path) -> int | None:
     return int(fields[0][1]) * 1024 if fields else None
 
 
-def require_memory(weight_bytes: int, pool_bytes: int, available: int | None) -> None:
-    """Raise BackendError, with the sum, when weights and pools do not fit; None: nobody knows."""
-    needed = weight_bytes + pool_bytes
+@frozen(kw_only=True)
+class Needs:
+    """Bytes that a backend wants to take."""
+
+    weights: int
+    """With what loading needs besides."""
+    pools: int
+    """For requests that run."""
+    host: int
+    """For the state of past requests, in RAM."""
+
+
+def shrunk_host_bytes(needs: Needs, available: int | None) -> int:
+    """At most half of what the rest leaves, so that the machine is not filled unasked."""
+    if available is None:
+        return needs.host
+    left = max(0, available - needs.weights - needs.pools)
+    return min(needs.host, left // 2)
+
+
+def require_memory(needs: Needs, available: int | None) -> None:
+    """Raise BackendError, with the sum, when not all fits; None: nobody knows."""
+    needed = needs.weights + needs.pools + needs.host
     if available is not None and needed > available:
         raise BackendError(
-            f"not enough memory: weights {_mib(weight_bytes)} + KV pools {_mib(pool_bytes)} = "
-            f"{_mib(needed)}, available {_mib(available)}; a smaller context, fewer places or a "
-            "smaller type needs less"
+            f"not enough memory: weights {_mib(needs.weights)} + KV pools {_mib(needs.pools)} + "
+            f"--cache-ram {_mib(needs.host)} = {_mib(needed)}, available {_mib(available)}; a "
+            "smaller context, fewer places, a smaller type or --cache-ram needs less"
         )
 
 

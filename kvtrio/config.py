@@ -210,7 +210,8 @@ class StateSettings:
             name="--cache-ram",
             validator=Number(gte=0),
             help="MiB of RAM for the state of past requests; 0 keeps only what is on the device. "
-            "Default: a quarter of the machine's memory, at most 8192.",
+            "Default: a quarter of the machine's memory, at most 8192 and at most half of what the "
+            "model leaves.",
         ),
     ] = None
     recall: Annotated[

@@ -1,5 +1,6 @@
 """Rules and fixtures for the whole suite."""
 
+import logging
 import os
 from collections.abc import Generator
 from pathlib import Path
@@ -24,7 +25,25 @@ def pytest_runtest_makereport(
     if IN_CI and is_skip and item.get_closest_marker(GPU) is None:
         report.outcome = "failed"
         report.longrepr = f"skipped in CI: {report.longrepr}"
+    if call.when == "teardown" and (left := left_handlers(item)):
+        report.outcome = "failed"
+        report.longrepr = f"log handlers left behind: {left}"
     return report
+
+
+HANDLERS = pytest.StashKey[list[logging.Handler]]()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Remember who listens to the log, outside the phases, in which pytest does."""
+    item.stash[HANDLERS] = list(logging.getLogger().handlers)
+    return (yield)
+
+
+def left_handlers(item: pytest.Item) -> list[logging.Handler]:
+    """Handlers that the test has left: they would write to files of the past in later tests."""
+    return [each for each in logging.getLogger().handlers if each not in item.stash[HANDLERS]]
 
 
 @pytest.hookimpl(wrapper=True)

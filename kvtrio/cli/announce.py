@@ -4,6 +4,7 @@ import ipaddress
 import sys
 from urllib.parse import urlsplit
 
+from kvtrio.backends.base import BackendInfo
 from kvtrio.cli.prepare import Prepared
 
 EXAMPLE = """\
@@ -13,18 +14,28 @@ kvtrio: {name} is ready at {url} (Ctrl-C stops it). Try:
 OPEN_TO_ALL = (
     "kvtrio: everybody who can reach this address may use the model; --api-key asks for a key"
 )
+SHORT = "kvtrio: memory is short: past requests get {mib} MiB of RAM (--cache-ram asks for more)"
+MIB = 1 << 20
 
 
-def announce(prepared: Prepared, url: str) -> None:
+def announce(prepared: Prepared, info: BackendInfo, url: str) -> None:
     """Print the address and an example on stderr if a person reads it."""
     if not sys.stderr.isatty():
         return
     if prepared.served.template_note:
         print(f"kvtrio: {prepared.served.template_note}", file=sys.stderr)
+    if info.host_is_short:
+        print(SHORT.format(mib=host_bytes(info) // MIB), file=sys.stderr)
     key = " -H 'Authorization: Bearer YOUR_KEY'" if prepared.keys else ""
     print(EXAMPLE.format(name=prepared.served.alias, url=url, key=key), file=sys.stderr)
     if not prepared.keys and not is_local(urlsplit(url).hostname or ""):
         print(OPEN_TO_ALL, file=sys.stderr)
+
+
+def host_bytes(info: BackendInfo) -> int:
+    """RAM that the state of past requests may take."""
+    per_token = sum(group.bytes_per_token for group in info.groups)
+    return per_token * info.block_size * info.num_host_blocks
 
 
 def is_local(host: str) -> bool:

@@ -24,7 +24,7 @@ from kvtrio.model.digest import content_digest
 from kvtrio.model.fetch import CATALOGUE, default_cache_dir, fetch
 from kvtrio.model.gguf_file import GGUFFile, open_gguf
 from kvtrio.model.spec import ModelSpec
-from kvtrio.model.template import ChatTemplate, load_template
+from kvtrio.model.template import ChatTemplate, check_usable, load_template
 from kvtrio.model.tokenizer import Tokenizer, load_tokenizer
 from kvtrio.serve.run import open_sockets
 from kvtrio.serve.schema import MAX_NAME_CHARS
@@ -35,6 +35,8 @@ MIB = 1 << 20
 MAX_DEFAULT_CACHE_MIB = 8192
 WAITING_PER_PLACE = 4
 """Of the longest requests, unless the user says otherwise."""
+VOCAB_TYPES = {"llama": 1, "gpt2": 2, "gemma4": 2}
+"""llama.cpp's ``llama_vocab_type`` (include/llama.h) by ``tokenizer.ggml.model``."""
 
 
 @frozen(kw_only=True, eq=False)
@@ -68,6 +70,7 @@ def prepare(config: ServeConfig, stack: ExitStack) -> Prepared:
         raise ConfigError(
             f"--batch-size {scheduling.batch_size} is less than --parallel {scheduling.parallel}"
         )
+    check_given(config)
     purposes = split_purposes(config.state.purposes)
     check_adapter_dir(config.adapters.lora_dir)
     keys = read_keys(config.http.api_key, config.http.api_key_file)
@@ -95,6 +98,20 @@ def prepare(config: ServeConfig, stack: ExitStack) -> Prepared:
         adapters=adapters,
         purposes=purposes,
     )
+
+
+def check_given(config: ServeConfig) -> None:
+    """Refuse empty words: an unset variable of the user's shell must not choose a default."""
+    words = {
+        "MODEL": config.name,
+        "--model": config.model.model,
+        "--alias": config.model.alias,
+        "--chat-template": config.model.chat_template,
+        "--host": config.http.host,
+    }
+    for flag, word in words.items():
+        if word is not None and not word.strip():
+            raise ConfigError(f"{flag} is empty; is a variable of the shell not set?")
 
 
 def find_model(argument: str | None, flag: str | None) -> Path:
@@ -134,12 +151,14 @@ def backend_settings(config: ServeConfig, max_context: int) -> BackendSettings:
         block_size=config.scheduling.block_size,
         num_blocks=config.scheduling.parallel * blocks_per_place,
         host_bytes=(default_cache_ram() if cache_ram is None else cache_ram) * MIB,
+        host_may_shrink=cache_ram is None,
         max_context=max_context,
     )
 
 
 def default_cache_ram() -> int:
-    """MiB: a quarter of the machine's memory, at most 8192."""
+    """MiB: a quarter of the machine's memory, at most 8192; the backend takes less of it where that
+    does not fit beside the rest."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return min(total // 4 // MIB, MAX_DEFAULT_CACHE_MIB)
 
@@ -180,7 +199,10 @@ def split_purposes(given: Iterable[str]) -> tuple[str, ...]:
 
 def read_keys(given: Iterable[str], file: Path | None) -> tuple[str, ...]:
     """All API keys: flags (each may hold several with commas) and the lines of a file."""
+    given = tuple(given)
     keys = [key.strip() for part in given for key in part.split(",")]
+    if given and not any(keys):
+        raise ConfigError("--api-key (or KVTRIO_API_KEY) is empty; is a variable not set?")
     if file is not None:
         keys += [line.strip() for line in read_text(file, "--api-key-file").splitlines()]
         if not any(keys):
@@ -211,6 +233,7 @@ def _served(file: GGUFFile, spec: ModelSpec, settings: ModelSettings) -> ServedM
         size=sum(tensor.num_bytes for tensor in file.tensors.values()),
         n_params=sum(_num_values(tensor.shape) for tensor in file.tensors.values()),
         ftype=_ftype(file),
+        vocab_type=VOCAB_TYPES[str(file.metadata["tokenizer.ggml.model"])],
         template_note=_template_note(file, template, settings.chat_template),
     )
 
@@ -221,8 +244,19 @@ def _alias(file: GGUFFile, settings: ModelSettings) -> str:
 
 def _template(file: GGUFFile, tokenizer: Tokenizer, given: str | None) -> ChatTemplate:
     is_file = given is not None and given not in BUILTIN_TEMPLATES
-    override = read_text(Path(given), "--chat-template") if is_file and given else given
-    return load_template(file.metadata, override, tokenizer.bos_text, tokenizer.eos_text)
+    override = read_template(Path(given)) if is_file and given else given
+    template = load_template(file.metadata, override, tokenizer.bos_text, tokenizer.eos_text)
+    check_usable(template)
+    return template
+
+
+def read_template(path: Path) -> str:
+    """A file's template; raises ``ConfigError`` if there is none in it."""
+    text = read_text(path.expanduser(), "--chat-template")
+    if "{" not in text:
+        what = "has no Jinja in it" if text.strip() else "is empty"
+        raise ConfigError(f"--chat-template {path}: the file {what}")
+    return text
 
 
 def _template_note(file: GGUFFile, template: ChatTemplate, given: str | None) -> str | None:

@@ -108,7 +108,7 @@ async def _serve(prepared: Prepared, run_secrets: Secrets, observer: JsonObserve
             urls = await nursery.start(_serve_http, prepared, services, name="http")
             begun = Begun(url=urls[0], load_s=load_s, log_key=run_secrets.sealer.log_key)
             observer.log.emit(server_start(prepared, executor.info, begun))
-            announce(prepared, urls[0])
+            announce(prepared, executor.info, urls[0])
 
 
 def _core(prepared: Prepared, executor: ThreadExecutor[BackendInfo], run_secrets: Secrets) -> Core:

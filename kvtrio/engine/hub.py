@@ -100,6 +100,12 @@ class Hub:
     def drain(self) -> None:
         self._tell(Drain())
 
+    def abort_all(self) -> None:
+        """Abort what waits and runs. Its readers learn it at once, not when a step has ended."""
+        for request_id, live in list(self._live.items()):
+            live.handle.stop()
+            self._abort(request_id)
+
     def _tell(self, event: Abort | Drain) -> None:
         outputs = self._core.handle(event, self._clock())
         self._check(self._core)

@@ -54,6 +54,10 @@ class Engine:
         """Admit nothing more; what was admitted finishes."""
         self._hub.drain()
 
+    def abort_all(self) -> None:
+        """End all requests, now; their readers get what is ready, then ``EngineStopped``."""
+        self._hub.abort_all()
+
     async def wait_idle(self) -> None:
         """Return when no request is waiting or running."""
         await self._hub.wait_idle()

@@ -38,6 +38,11 @@ class PieceDecoder:
             return ""
         return self._utf8.decode(self._tokenizer.token_bytes(token_id))
 
+    @property
+    def is_within_character(self) -> bool:
+        """The beginning of a character is held back."""
+        return bool(self._utf8.getstate()[0])
+
     def flush(self) -> str:
         """U+FFFD if a character was unfinished; the decoder may be used again."""
         text = self._utf8.decode(b"", final=True)

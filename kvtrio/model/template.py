@@ -1,6 +1,7 @@
 """Chat templates: which one a model uses, what it can do, and the prompt it makes of messages."""
 
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Any
 
 from attrs import asdict, evolve, field, frozen
@@ -18,8 +19,9 @@ from kvtrio.model.template_compile import compile_template
 from kvtrio.model.template_probe import Capabilities, probe
 from kvtrio.model.template_render import Renderer, RenderRequest
 
-__all__ = ["ChatTemplate", "RenderRequest", "TemplateError", "load_template"]
+__all__ = ["ChatTemplate", "RenderRequest", "TemplateError", "check_usable", "load_template"]
 
+_HELLO = {"role": "user", "content": "Hello"}
 TEMPLATE_KEY = "tokenizer.chat_template"
 RESERVED_NAMES = frozenset(
     (
@@ -87,13 +89,30 @@ def load_template(
     """The template to use for a model, compiled and probed.
 
     ``override`` is a built-in's name or jinja source; without it the file's own template counts, or
-    "plain" if it has none. Raises ModelFileError for an unknown name or a source that is no
-    template.
+    "plain" if it has none or an empty one. Raises ModelFileError for an unknown name or a source
+    that is no template.
     """
     name, source = _choose(metadata, override)
     renderer = Renderer(compile_template(source), bos_text, eos_text)
     capabilities, rules = probe(renderer)
     return ChatTemplate(name, source, renderer, rules, capabilities)
+
+
+def check_usable(template: ChatTemplate) -> None:
+    """Raise ModelFileError unless ``template`` makes a prompt of one plain user message.
+
+    Without that every chat would fail, so better none begins.
+    """
+    try:
+        made = template.render(RenderRequest(messages=[_HELLO], now=datetime(2024, 1, 1)))
+        problem = "" if made else "its prompt is empty"
+    except TemplateError as error:
+        problem = error.text
+    if problem:
+        raise ModelFileError(
+            f"the chat template ({template.name}) cannot render a plain user message: {problem}; "
+            "--chat-template gives another"
+        )
 
 
 def _choose(metadata: Mapping[str, Any], override: str | None) -> tuple[str, str]:
@@ -105,7 +124,7 @@ def _choose(metadata: Mapping[str, Any], override: str | None) -> tuple[str, str
             raise ModelFileError(f'no chat template "{safe_name(override)}"; there are {known}')
         return "custom", override
     own = metadata.get(TEMPLATE_KEY, metadata.get(f"{TEMPLATE_KEY}.default"))
-    if own is None:
+    if own is None or own == "":
         return DEFAULT_TEMPLATE, BUILTIN_TEMPLATES[DEFAULT_TEMPLATE]
     if not isinstance(own, str):
         raise ModelFileError(f"{TEMPLATE_KEY} is not a text")

@@ -4,15 +4,9 @@ from kvtrio.core.explain import CachePath, MissReason, TurnClass
 from kvtrio.core.types import FinishReason, GapCause, RejectReason, RequestId, Retain
 from kvtrio.engine.records import BreachReason
 from kvtrio.obs.schema import Digest, Level, event
-from kvtrio.obs.words import (
-    AdapterEvent,
-    ComputeType,
-    DeviceKind,
-    DiscardReason,
-    Library,
-    Section,
-    TemplateSource,
-)
+from kvtrio.obs.words import AdapterEvent as AdapterEvent
+from kvtrio.obs.words import ComputeType, DeviceKind, DiscardReason, Library, TemplateSource
+from kvtrio.obs.words import Section as Section
 
 SCHEMA = "kvtrio.decision/1"
 """Version of the envelope and of every line in it; changes when a field changes its meaning."""

@@ -40,7 +40,8 @@ class Log:
     clock: Clock
     level: Level = Level.INFO
     num_lost: int = field(init=False, default=0)
-    """Lines that could not be written: a full disk or a closed pipe must not end the server."""
+    """Lines that could not be written: a full disk, a closed pipe or a closed file neither ends the
+    server nor makes whoever logs fail."""
     _seq: "count[int]" = field(init=False, factory=lambda: count(1))
     _logger: Any = field(init=False)
 
@@ -59,7 +60,7 @@ class Log:
             return
         try:
             getattr(self._logger, level.value)(name_of(line), **plain(line))
-        except OSError:
+        except (OSError, ValueError):  # ValueError: the file was closed
             self.num_lost += 1
 
     def wants(self, level: Level) -> bool:
@@ -118,7 +119,7 @@ class LibraryBridge(logging.Handler):
             LibraryNote(
                 library=_library_of(record.name),
                 severity=_severity_of(record.levelno),
-                line=record.lineno,
+                line=record.lineno or 0,
                 error=record.exc_info[0] if record.exc_info else None,
             )
         )

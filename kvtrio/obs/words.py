@@ -1,4 +1,4 @@
-"""Words that only log lines use, as closed enums."""
+"""The fixed words of log lines."""
 
 from enum import Enum
 

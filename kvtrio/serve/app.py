@@ -23,6 +23,7 @@ from kvtrio.serve import info, sse
 from kvtrio.serve.adapter_views import lora_adapter, lora_adapters, metric_labels
 from kvtrio.serve.adapters import Lease, Selection, scales_of
 from kvtrio.serve.answer import events, whole
+from kvtrio.serve.bounds import Bounds
 from kvtrio.serve.chat_answer import ChatDialect
 from kvtrio.serve.choice import Choice
 from kvtrio.serve.cleanup import ClosingConnection, cleanup
@@ -64,6 +65,7 @@ ROUTES = (
     Route("POST", ("/detokenize", "/v1/detokenize"), "detokenize"),
     Route("POST", ("/apply-template", "/v1/apply-template"), "apply_template"),
     Route("GET", ("/models", "/v1/models"), "models"),
+    Route("GET", ("/models/<path:name>", "/v1/models/<path:name>"), "model"),
     Route("GET", ("/props", "/v1/props"), "props"),
     Route("GET", ("/slots", "/v1/slots"), "slots"),
     Route("GET", ("/lora-adapters", "/v1/lora-adapters"), "lora_adapters"),
@@ -106,7 +108,8 @@ class Api:
         settings = self.services.settings
         api_key = given_key(request.headers) if settings.api_keys else None
         asker = Asker(api_key, settings.new_seed(), trio.current_time())
-        job = await self.services.offload.run(prepare, await _body(), asker)
+        raw = await _body()
+        job = await self.services.offload.run(prepare, raw, asker, num_bytes=len(raw))
         # From here to the engine nothing waits: what is resolved is what is admitted.
         selection = self.services.loader.adapters.select(job.lora, job.model_name)
         job, lease = job.admitted(selection), self._hold(selection)
@@ -171,7 +174,8 @@ class Api:
         return json_reply({"success": True})
 
     async def _parsed(self, kind: Any) -> Any:
-        return await self.services.offload.run(parse_whole, await _body(), kind)
+        raw = await _body()
+        return await self.services.offload.run(parse_whole, raw, kind, num_bytes=len(raw))
 
     # --- texts ---
 
@@ -185,7 +189,8 @@ class Api:
         return await self._offloaded(self.texts.apply_template)
 
     async def _offloaded(self, answer: Callable[[bytes], bytes]) -> Response:
-        return raw_json_reply(await self.services.offload.run(answer, await _body()))
+        raw = await _body()
+        return raw_json_reply(await self.services.offload.run(answer, raw, num_bytes=len(raw)))
 
     # --- about the server ---
 
@@ -198,6 +203,10 @@ class Api:
     async def models(self) -> Response:
         services = self.services
         return json_reply(info.models(services.model, services.settings, services.loader.adapters))
+
+    async def model(self, name: str) -> Response:
+        services, adapters = self.services, self.services.loader.adapters
+        return json_reply(info.model_entry(name, services.model, services.settings, adapters))
 
     async def props(self) -> Response:
         return json_reply(info.props(self.services.model, self.services.settings))
@@ -237,10 +246,11 @@ async def _body() -> bytes:
 
 def _api(services: Services) -> Api:
     model, settings = services.model, services.settings
+    bounds = Bounds.of(model.tokenizer, settings.n_ctx)
     return Api(
         services,
-        Preparer(model, settings, services.recall),
-        Texts(model, settings),
+        Preparer(model, settings, services.recall, bounds),
+        Texts(model, settings, bounds),
         Epilogue(services.recall, model.tokenizer, services.emit),
     )
 
@@ -260,7 +270,7 @@ def create_app(services: Services) -> QuartTrio:
     install_error_handlers(app)
     api = _api(services)
     for route in ROUTES:
-        handler: Callable[[], Awaitable[Response]] = getattr(api, route.handler)
+        handler: Callable[..., Awaitable[Response]] = getattr(api, route.handler)
         for path in route.paths:
             app.add_url_rule(path, f"{route.method} {path}", handler, methods=[route.method])
     return app

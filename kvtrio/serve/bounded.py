@@ -1,23 +1,34 @@
-"""hypercorn's trio connection with two faults repaired.
+"""hypercorn's trio connection with its faults repaired.
 
 1. hypercorn does its book-keeping (idle timer, close) inside the application's last ``send``, and
    first emits ``http.disconnect``, at which quart-trio cancels that very task. The next step of the
    book-keeping meets the cancel and is lost: sockets stay open. Here it runs under a shield.
 2. hypercorn writes under a shield without a limit, so a client that stops reading blocks
    cancellation and shutdown for ever. Here every piece has a limit; then the client is dropped.
+3. hypercorn's idle timer outlives the client: a socket whose other end has closed stays until the
+   timer fires. Here the connection is over when nothing more can be read.
+4. hypercorn closes a socket at once when it answered before the body had come (413), and the
+   system then resets it: the client, still writing, never reads the answer. Here what arrives is
+   thrown away for a while first.
+5. hypercorn lets a client send a request's head for as long as the idle limit lasts. Here a head
+   has a limit of its own, from its first byte.
 
-Both rest on names inside hypercorn 0.18, which is why it is pinned; the tests fail when they move.
+HTTP/1 only: see ``one_protocol``. All of it rests on names inside hypercorn 0.18, which is why it
+is pinned; the tests fail when they move.
 """
 
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from typing import Any
 
 import hypercorn.trio.run
 import trio
 from attrs import define, field
-from hypercorn.events import Closed, Event, RawData
-from hypercorn.trio.tcp_server import TCPServer
+from hypercorn.events import Closed, Event, RawData, Updated
+from hypercorn.trio.tcp_server import MAX_RECV, TCPServer
+
+from kvtrio.serve.one_protocol import one_protocol, wants_rest
 
 log = logging.getLogger(__name__)
 
@@ -29,9 +40,14 @@ PIECE_BYTES = 65536
 
 @define(eq=False)
 class Patience:
-    """How long a write may wait for its reader; shared by all connections of a server."""
+    """How long a client may take; shared by all connections of a server. Times in seconds."""
 
     stall_s: float
+    """For a write to be read."""
+    head_s: float = 30.0
+    """For a request's head, from its first byte."""
+    linger_s: float = 2.0
+    """For the rest of a body that nobody wants; see the module's fourth point."""
     _waiting: set[trio.CancelScope] = field(init=False, factory=set)
 
     @contextmanager
@@ -53,18 +69,79 @@ class Patience:
 
 
 class BoundedTCPServer(TCPServer):
-    """One connection. Book-keeping survives a cancel; no write waits for ever."""
+    """One connection. Book-keeping survives a cancel; nothing waits for a client for ever."""
 
     patience = Patience(30.0)
+    _has_ended = False
+    """Nothing more is read."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._reading = trio.CancelScope()
+        self._idle = trio.CancelScope()
 
     async def protocol_send(self, event: Event) -> None:
         """Called by hypercorn for every event that leaves."""
-        if not isinstance(event, RawData):
-            with self.patience.limit():
+        if isinstance(event, RawData):
+            if not await self._write(event.data):
+                await trio.aclose_forcefully(self.stream)
+                await self.protocol.handle(Closed())
+            return
+        with self.patience.limit():
+            if isinstance(event, Closed) and wants_rest(self.protocol):
+                await self._send_eof()
+                self._reading.cancel()
+            elif isinstance(event, Updated) and self._has_ended:
+                await self.idle_task.stop()
+            else:
                 await super().protocol_send(event)
-        elif not await self._write(event.data):
-            await trio.aclose_forcefully(self.stream)
+
+    # --- reading ---
+
+    async def _read_data(self) -> None:
+        one_protocol(self.protocol)
+        with self._reading:
+            await self._read_requests()
+        if self._reading.cancelled_caught:
+            await self._discard()
+        self._has_ended = True
+        with self.patience.limit():
             await self.protocol.handle(Closed())
+            await self.idle_task.stop()
+
+    async def _read_requests(self) -> None:
+        """Read until the client has nothing more to say, or until nobody listens to it."""
+        data = b"more"
+        while data:
+            try:
+                data = bytes(await self.stream.receive_some(MAX_RECV))
+            except (trio.ClosedResourceError, trio.BrokenResourceError):
+                return
+            # Only while the timer runs, which is between requests, does this do anything.
+            head_deadline = trio.current_time() + self.patience.head_s
+            self._idle.deadline = min(self._idle.deadline, head_deadline)
+            await self.protocol.handle(RawData(data))
+
+    async def _discard(self) -> None:
+        with (
+            trio.move_on_after(self.patience.linger_s),
+            suppress(trio.ClosedResourceError, trio.BrokenResourceError),
+        ):
+            while await self.stream.receive_some(MAX_RECV):
+                pass
+
+    async def _send_eof(self) -> None:
+        with suppress(trio.ClosedResourceError, trio.BrokenResourceError, trio.BusyResourceError):
+            await self.stream.send_eof()
+
+    async def _idle_timeout(self) -> None:
+        self._idle = trio.CancelScope(deadline=trio.current_time() + self.config.keep_alive_timeout)
+        with self._idle:
+            await self.context.terminated.wait()
+        with self.patience.limit():
+            await self._initiate_server_close()
+
+    # --- writing ---
 
     async def _write(self, data: bytes) -> bool:
         """Return True if the peer took all of it, every piece in time."""

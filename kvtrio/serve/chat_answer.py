@@ -1,5 +1,6 @@
 """OpenAI's chat completions: POST /v1/chat/completions."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from attrs import define, field
@@ -34,10 +35,10 @@ class ChatDialect:
             case Prefill():
                 progress = {"prompt_progress": prompt_progress(delta)}
                 return [self._chunk(choice, ROLE, **progress)] if wants.progress else []
-            case Tokens(_, sampled, text):
-                return [*self._role(choice), *self._tokens(choice, sampled, text)]
-            case End(_, text):
-                tail = [self._chunk(choice, {"content": text})] if text else []
+            case Tokens(_, _, text, explained):
+                return [*self._role(choice), *self._tokens(choice, explained, text)]
+            case End(_, text, explained):
+                tail = self._tokens(choice, explained, text) if text or explained else []
                 return [*self._role(choice), *tail, self._finish(choice)]
 
     def last_frames(self) -> list[Payload]:
@@ -56,7 +57,7 @@ class ChatDialect:
             "message": {"role": "assistant", "content": choice.text},
         }
         if choice.job.sampling.num_logprobs is not None:
-            answer["logprobs"] = self._logprobs(choice, tuple(choice.sampled))
+            answer["logprobs"] = self._logprobs(choice, choice.explained)
         return answer
 
     def _totals(self) -> Payload:
@@ -72,7 +73,7 @@ class ChatDialect:
         self._opened.add(choice.index)
         return [self._chunk(choice, ROLE)]
 
-    def _tokens(self, choice: Choice, sampled: tuple[Sampled, ...], text: str) -> list[Payload]:
+    def _tokens(self, choice: Choice, explained: Sequence[Sampled], text: str) -> list[Payload]:
         has_logprobs = choice.job.sampling.num_logprobs is not None
         if not text and not has_logprobs:
             return []
@@ -81,7 +82,7 @@ class ChatDialect:
             choice, {"content": text}, **({"timings": timings(choice)} if wants_timings else {})
         )
         if has_logprobs:
-            chunk["choices"][0]["logprobs"] = self._logprobs(choice, sampled)
+            chunk["choices"][0]["logprobs"] = self._logprobs(choice, explained)
         return [chunk]
 
     def _finish(self, choice: Choice) -> Payload:
@@ -98,5 +99,5 @@ class ChatDialect:
             more = {"usage": None, **more}
         return {"choices": [part], **self.origin.envelope(CHUNK), **more}
 
-    def _logprobs(self, choice: Choice, sampled: tuple[Sampled, ...]) -> Payload:
-        return {"content": entries(choice, sampled, self.origin.model.tokenizer)}
+    def _logprobs(self, choice: Choice, explained: Sequence[Sampled]) -> Payload:
+        return {"content": entries(choice, explained, self.origin.model.tokenizer)}

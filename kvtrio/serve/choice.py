@@ -32,6 +32,8 @@ class Choice:
     has_new_line: bool = False
     sampled: list[Sampled] = field(factory=list)
     """All tokens, for a plain answer; a stream has sent them on."""
+    explained: list[Sampled] = field(factory=list)
+    """Those whose log-probabilities are told, likewise."""
     texts: list[str] = field(factory=list)
     """All text, for a plain answer or to be remembered."""
     token_ids: list[int] = field(factory=list)
@@ -52,16 +54,26 @@ class Choice:
     def text(self) -> str:
         return "".join(self.texts)
 
-    def add(self, sampled: Sequence[Sampled], text: str) -> None:
-        """Count what became ready, and keep it if it is not sent on at once."""
+    def add(self, sampled: Sequence[Sampled], text: str) -> tuple[Sampled, ...]:
+        """Count what became ready, and keep it if it is not sent on at once.
+
+        Returns the tokens whose log-probabilities can be told now; none if nobody asked for them.
+        """
+        explained = self._align(sampled, text)
         self.num_generated_tokens += len(sampled)
         self.has_new_line = self.has_new_line or "\n" in text
         if not self.job.wants.stream:
             self.sampled += sampled
+            self.explained += explained
         if not self.job.wants.stream or self.encoded is not None:
             self.texts.append(text)
         if self.encoded is not None:
             self.token_ids += [each.token_id for each in sampled]
+        return explained
+
+    def _align(self, sampled: Sequence[Sampled], text: str) -> tuple[Sampled, ...]:
+        alignments = self.job.alignments
+        return alignments[self.index].advance(sampled, text) if alignments else ()
 
     @property
     def is_silent(self) -> bool:
@@ -77,6 +89,12 @@ class Prefill:
     choice: Choice
     num_processed_tokens: int
     time_s: float
+    num_generated_tokens: int = field(init=False)
+    """At that time: tokens may be ready together with this, and count from then on."""
+
+    @num_generated_tokens.default
+    def _so_far(self) -> int:
+        return self.choice.num_generated_tokens
 
 
 @frozen
@@ -86,14 +104,17 @@ class Tokens:
     choice: Choice
     sampled: tuple[Sampled, ...]
     text: str
+    explained: tuple[Sampled, ...]
+    """Tokens whose text is given by now, for their log-probabilities."""
 
 
 @frozen
 class End:
-    """The choice is complete; ``text`` was held back until now."""
+    """The choice is complete; what is here was held back until now."""
 
     choice: Choice
     text: str
+    explained: tuple[Sampled, ...]
 
 
 Delta = Prefill | Tokens | End

@@ -32,6 +32,15 @@ INVALID, UNSUPPORTED, UNAVAILABLE = (
 
 BAD_REQUEST = ErrorSpec("bad_request", 400, INVALID, "the request is malformed")
 BAD_JSON = ErrorSpec("bad_json", 400, INVALID, "the body is not a JSON object in UTF-8")
+TOO_MANY_VALUES = ErrorSpec(
+    "too_many_values", 400, INVALID, "the body has more than {limit} JSON values"
+)
+BAD_TEXT = ErrorSpec(
+    "bad_text",
+    400,
+    INVALID,
+    "Field '{param}': not Unicode: bytes that are not UTF-8, or half of a surrogate pair",
+)
 TOO_DEEP = ErrorSpec("too_deep", 400, INVALID, "the body is nested too deeply")
 MISSING = ErrorSpec("missing_field", 400, INVALID, "Field '{param}': required")
 WRONG_VALUE = ErrorSpec("wrong_value", 400, INVALID, "Field '{param}': {expected}")
@@ -40,7 +49,10 @@ OUT_OF_RANGE = ErrorSpec(
 )
 TOO_MANY = ErrorSpec("too_many", 400, INVALID, "Field '{param}': at most {limit} entries")
 TOO_LONG_TEXT = ErrorSpec(
-    "too_long_text", 400, INVALID, "Field '{param}': at most {limit} characters each"
+    "too_long_text", 400, INVALID, "Field '{param}': at most {limit} characters {scope}"
+)
+TOO_MUCH_TEXT = ErrorSpec(
+    "too_much_text", 400, INVALID, "Field '{param}': at most {limit} bytes of text"
 )
 UNKNOWN_TOKEN = ErrorSpec(
     "unknown_token", 400, INVALID, "Field '{param}': token ids lie in 0 .. {high}"
@@ -103,7 +115,7 @@ CONTEXT_SIZE = ErrorSpec(
     "context_length_exceeded",
     400,
     "exceed_context_size_error",
-    "request ({n_prompt_tokens} tokens) exceeds the available context size ({n_ctx} tokens),"
+    "request ({about}{n_prompt_tokens} tokens) exceeds the available context size ({n_ctx} tokens),"
     " try increasing it (context_length_exceeded)",
 )
 TEXT_TOO_LONG = ErrorSpec(
@@ -115,6 +127,7 @@ TEXT_TOO_LONG = ErrorSpec(
 )
 UNAUTHORIZED = ErrorSpec("unauthorized", 401, "authentication_error", "Invalid API Key")
 NOT_FOUND = ErrorSpec("not_found", 404, "not_found_error", "File Not Found")
+NO_MODEL = ErrorSpec("no_model", 404, "not_found_error", "no such model; /v1/models lists them")
 METHOD_NOT_ALLOWED = ErrorSpec(
     "method_not_allowed", 405, INVALID, "this path does not answer this method"
 )
@@ -156,6 +169,9 @@ def forecast(predicted_s: float | None) -> dict[str, float]:
     """What an answer or an error says under ``kvtrio`` to one who asked when to expect a token."""
     return {} if predicted_s is None else {"predicted_ttft_ms": predicted_s * 1e3}
 
+DEFAULTS = {"about": "", "scope": "in all"}
+"""Words that only some errors of a kind need."""
+
 
 class ApiError(Exception):
     """An error from the catalogue with its values filled in."""
@@ -175,7 +191,7 @@ class ApiError(Exception):
         super().__init__(spec.code)
         self.spec = spec
         self.param = param
-        self.message = spec.text.format(param=param, **values)
+        self.message = spec.text.format(param=param, **{**DEFAULTS, **values})
         self.numbers = {name: values[name] for name in values if name in BODY_NUMBERS}
         self.predicted_s = predicted_s
         self.retry_after_s = spec.retry_after_s

@@ -148,8 +148,7 @@ class Generation:
         choice.finished = finished
         choice.num_cached_tokens = finished.num_cached_tokens
         choice.num_processed_tokens = choice.num_prompt_tokens
-        choice.add((), text)
-        return End(choice, text)
+        return End(choice, text, choice.add((), text))
 
 
 def _submit(request_id: RequestId, job: Job, index: int, n_ctx: int) -> Submit:
@@ -221,6 +220,5 @@ def _tokens(choice: Choice, outputs: list[TokenOut]) -> list[Delta]:
         part = outputs[start : start + MAX_TOGETHER]
         sampled = tuple(output.sampled for output in part)
         text = "".join(output.text for output in part)
-        choice.add(sampled, text)
-        deltas.append(Tokens(choice, sampled, text))
+        deltas.append(Tokens(choice, sampled, text, choice.add(sampled, text)))
     return deltas

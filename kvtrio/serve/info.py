@@ -8,6 +8,7 @@ from kvtrio.core.places import PlaceView
 from kvtrio.serve.adapter_views import model_entries
 from kvtrio.serve.adapters import Adapters
 from kvtrio.serve.dialect import BUILD
+from kvtrio.serve.errors import NO_MODEL, ApiError
 from kvtrio.serve.served import ServedModel
 from kvtrio.serve.services import ServeSettings
 from kvtrio.serve.shown_settings import default_settings
@@ -70,6 +71,17 @@ def models(model: ServedModel, settings: ServeSettings, adapters: Adapters) -> d
     }
     data_list = [data, *model_entries(adapters, data)]
     return {"models": [listed], "object": "list", "data": data_list}
+
+
+def model_entry(
+    name: str, model: ServedModel, settings: ServeSettings, adapters: Adapters
+) -> dict[str, Any]:
+    """GET /v1/models/NAME: the model or an adapter, as the list has it; raises ``ApiError``."""
+    entries: list[dict[str, Any]] = models(model, settings, adapters)["data"]
+    for entry in entries:
+        if entry["id"] == name:
+            return entry
+    raise ApiError(NO_MODEL, "model")
 
 
 def props(model: ServedModel, settings: ServeSettings) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from kvtrio.core.types import Retain
 from kvtrio.model.matcher import TextMatcher
 from kvtrio.model.recall import Encoded
 from kvtrio.serve.adapters import Scales, Selection
+from kvtrio.serve.alignment import Alignment
 from kvtrio.serve.outline import Outline
 
 
@@ -68,6 +69,8 @@ class Job:
     stops: tuple[str, ...]
     matchers: tuple[TextMatcher, ...]
     """One for each answer; made here because large stop sets take a while."""
+    alignments: tuple[Alignment, ...] = ()
+    """One for each answer, if log-probabilities are wanted."""
     place: int | None
     wants: Wants
     prompt_texts: tuple[str, ...] = ()

@@ -1,5 +1,6 @@
 """llama-server's own answers: POST /completion."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from attrs import frozen
@@ -28,12 +29,14 @@ class NativeDialect:
             case Prefill() if not choice.job.wants.progress:
                 return []
             case Prefill():
-                return [self._part(choice, prompt_progress=prompt_progress(delta))]
-            case Tokens(_, sampled, text):
-                return [self._tokens(choice, sampled, text)]
-            case End(_, text):
+                progress, so_far = prompt_progress(delta), delta.num_generated_tokens
+                return [self._part(choice, prompt_progress=progress, tokens_predicted=so_far)]
+            case Tokens():
+                return [self._tokens(choice, delta)]
+            case End(_, text, explained):
                 # The final object of a stream has no content; what was held back goes before it.
-                tail = [self._part(choice, content=text)] if text else []
+                more = {"content": text, **self._probabilities(choice, explained)}
+                tail = [self._part(choice, **more)] if text or explained else []
                 return [*tail, self._final(choice, is_stream=True)]
 
     def last_frames(self) -> list[Payload]:
@@ -43,11 +46,10 @@ class NativeDialect:
         finals = [self._final(choice) for choice in self.generation.in_order]
         return finals[0] if len(finals) == 1 else finals
 
-    def _tokens(self, choice: Choice, sampled: tuple[Sampled, ...], text: str) -> Payload:
-        more: Payload = {"content": text, "tokens": [token.token_id for token in sampled]}
-        if choice.job.sampling.num_logprobs is not None:
-            more["completion_probabilities"] = self._probabilities(choice, sampled)
-        return self._part(choice, **more)
+    def _tokens(self, choice: Choice, delta: Tokens) -> Payload:
+        tokens = [token.token_id for token in delta.sampled]
+        more = self._probabilities(choice, delta.explained)
+        return self._part(choice, content=delta.text, tokens=tokens, **more)
 
     def _part(self, choice: Choice, **more: Any) -> Payload:
         part = {
@@ -92,12 +94,15 @@ class NativeDialect:
             "tokens": [token.token_id for token in shown],
             "id_slot": choice.place,
         }
-        if not is_stream and choice.job.sampling.num_logprobs is not None:
-            content["completion_probabilities"] = self._probabilities(choice, tuple(choice.sampled))
+        if not is_stream:
+            content.update(self._probabilities(choice, choice.explained))
         return content
 
-    def _probabilities(self, choice: Choice, sampled: tuple[Sampled, ...]) -> list[Payload]:
-        return entries(choice, sampled, self.origin.model.tokenizer)
+    def _probabilities(self, choice: Choice, explained: Sequence[Sampled]) -> Payload:
+        if choice.job.sampling.num_logprobs is None:
+            return {}
+        found = entries(choice, explained, self.origin.model.tokenizer)
+        return {"completion_probabilities": found}
 
 
 def _picked(final: Payload, fields: tuple[str, ...]) -> Payload:

@@ -2,9 +2,11 @@
 
 from attrs import evolve, frozen
 
-from kvtrio.model.matcher import TextMatcher
+from kvtrio.model.matcher import PieceDecoder, TextMatcher
 from kvtrio.model.recall import Recall
 from kvtrio.serve.adapters import scales_of
+from kvtrio.serve.alignment import Alignment
+from kvtrio.serve.bounds import Bounds
 from kvtrio.serve.chat import chat_outline
 from kvtrio.serve.errors import NEEDS, OUT_OF_RANGE, TOO_MANY_CELLS, ApiError
 from kvtrio.serve.job import Job, Keeping, Wants
@@ -38,10 +40,11 @@ class Preparer:
     model: ServedModel
     settings: ServeSettings
     recall: Recall | None
+    bounds: Bounds
 
     def native(self, raw: bytes, asker: Asker) -> Job:
         """POST /completion."""
-        body = parse(raw, NativeBody)
+        body = parse(raw, NativeBody, self.bounds.max_values)
         kept = keeping(body, asker, self.settings)
         prompts = read_prompts(body.prompt, self._reader(kept))
         num_probs = body.n_probs or body.logprobs or None
@@ -52,7 +55,7 @@ class Preparer:
 
     def text(self, raw: bytes, asker: Asker) -> Job:
         """POST /v1/completions. ``logprobs: 0`` tells the chosen tokens' own."""
-        body = parse(raw, TextBody)
+        body = parse(raw, TextBody, self.bounds.max_values)
         kept = keeping(body, asker, self.settings)
         prompts = read_prompts(body.prompt, self._reader(kept))
         job = self._job(body, prompts, body.n_probs or body.logprobs, asker)
@@ -60,7 +63,7 @@ class Preparer:
 
     def chat(self, raw: bytes, asker: Asker) -> Job:
         """POST /v1/chat/completions."""
-        body = parse(raw, ChatBody)
+        body = parse(raw, ChatBody, self.bounds.max_values)
         kept, num_probs = keeping(body, asker, self.settings), _num_chat_logprobs(body)
         outline = chat_outline(body, self.model, self.settings.clock())
         prompt = self._reader(kept).whole(outline.text, "messages")
@@ -69,7 +72,7 @@ class Preparer:
 
     def _reader(self, kept: Keeping) -> Reader:
         recall = self.recall if kept.reuse else None
-        return Reader(self.model.tokenizer, recall, kept.namespace)
+        return Reader(self.model.tokenizer, recall, kept.namespace, self.bounds)
 
     def _job(
         self, body: GenerationBody, read: tuple[Prompt, ...], num_probs: int | None, asker: Asker
@@ -89,6 +92,7 @@ class Preparer:
             eos_ids=frozenset() if body.ignore_eos else tokenizer.eog_ids,
             stops=stops,
             matchers=tuple(TextMatcher(tokenizer, stops) for _ in range(len(prompts) * n)),
+            alignments=() if num_probs is None else self._alignments(len(prompts) * n),
             place=self._checked_place(body),
             wants=_wants(body),
             encoded=tuple(prompt.encoded for prompt in read),
@@ -96,6 +100,9 @@ class Preparer:
             model_name=body.model,
             queueing=queueing(body, asker, self.settings),
         )
+
+    def _alignments(self, number: int) -> tuple[Alignment, ...]:
+        return tuple(Alignment(PieceDecoder(self.model.tokenizer)) for _ in range(number))
 
     def _check_cells(
         self, body: GenerationBody, prompts: tuple[TokenIds, ...], n: int, num_probs: int | None

@@ -6,6 +6,7 @@ from attrs import frozen
 
 from kvtrio.model.recall import Encoded, Recall
 from kvtrio.model.tokenizer import MAX_TEXT_CHARS, TextTooLong
+from kvtrio.serve.bounds import Bounds
 from kvtrio.serve.errors import (
     EMPTY_PROMPT,
     MISSING,
@@ -38,9 +39,11 @@ class Reader:
     tokenizer: TextTokenizer
     recall: Recall | None
     namespace: bytes
+    bounds: Bounds
 
     def whole(self, text: str, field: str) -> Prompt:
         """Read a whole prompt: with the start token the model wants, special tokens parsed."""
+        self.bounds.check_prompt([text], field)
         if self.recall is None:
             special = {"add_special": True, "parse_special": True}
             return Prompt(tuple(encode(text, self.tokenizer, field, **special)))
@@ -84,6 +87,7 @@ def _one(prompt: Any, reader: Reader) -> Prompt:
         raise ApiError(EMPTY_PROMPT)
     if len(parts) == 1 and isinstance(parts[0], str):
         return reader.whole(parts[0], "prompt")
+    reader.bounds.check_prompt(parts, "prompt")
     return Prompt(tuple(mixed_token_ids(parts, reader.tokenizer, "prompt", add_special=True)))
 
 

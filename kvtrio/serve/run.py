@@ -15,8 +15,9 @@ from kvtrio.engine import Engine
 from kvtrio.serve.bounded import Patience, bounded_connections
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-HURRY_S = 0.1
-"""What open connections get when the drain was cut short: enough to write what is at hand."""
+HURRY_S = 0.5
+"""What open connections get when the drain was cut short: enough to tell them so. Those that have
+been told close, and are not waited for."""
 
 
 class BindError(OSError):
@@ -142,7 +143,9 @@ def drain_on_signal(
         await anext(signals)
         engine.drain()
         if not await _drained(engine, signals, http.drain_s):
-            config.graceful_timeout = HURRY_S
+            # hypercorn would cancel the answers, and say nothing: here they end by an error.
+            engine.abort_all()
+            config.graceful_timeout = min(HURRY_S, http.grace_s)
         patience.shorten(config.graceful_timeout)
 
     return trigger

@@ -107,7 +107,7 @@ def _biased_tokens(key: int | str, tokenizer: TextTokenizer) -> list[int]:
     """A number names a token; any other text stands for all tokens it is made of."""
     if isinstance(key, str):
         if len(key) > MAX_BIAS_CHARS:
-            raise ApiError(TOO_LONG_TEXT, "logit_bias", limit=MAX_BIAS_CHARS)
+            raise ApiError(TOO_LONG_TEXT, "logit_bias", limit=MAX_BIAS_CHARS, scope="each")
         number = _number(key)
         if number is None:
             return tokenizer.encode(key, add_special=False, parse_special=True)

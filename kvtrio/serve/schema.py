@@ -4,6 +4,7 @@ Types are strict and numbers have ranges. What is checked here needs no knowledg
 rest follows in ``sampling``, ``prompts`` and ``chat``.
 """
 
+import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,8 +13,9 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 from msgspec import Meta, Raw
 
-from kvtrio.serve.errors import BAD_JSON, TOO_DEEP, WRONG_VALUE, ApiError
-from kvtrio.serve.fields import refuse_unsupported
+from kvtrio.serve.bounds import check_values
+from kvtrio.serve.errors import BAD_JSON, BAD_TEXT, TOO_DEEP, WRONG_VALUE, ApiError
+from kvtrio.serve.fields import IGNORED, REFUSED, refuse_unsupported
 
 MAX_TOP_LOGPROBS = 20
 MAX_PROBS = 100
@@ -38,6 +40,8 @@ MAX_SCALE = 100.0
 """Of an adapter, either sign; a negative one turns its effect round."""
 MAX_RETAIN_S = 86400.0
 MAX_LORA = 64
+MAX_WHOLE_VALUES = 1024
+"""In a body that is no generation's."""
 
 T = TypeVar("T")
 Limit = Annotated[int, Meta(ge=-1)]
@@ -190,27 +194,52 @@ class UnloadAdapterBody(msgspec.Struct, kw_only=True):
 
 def parse_whole(body: bytes, kind: type[T]) -> T:
     """Return a body that is no generation's; raises ``ApiError``."""
-    with _refusing():
+    check_values(body, MAX_WHOLE_VALUES)
+    with _refusing(body, kind):
         return msgspec.json.decode(body, type=kind)
 
 
-def parse(body: bytes, kind: type[T]) -> T:
+def parse(body: bytes, kind: type[T], max_values: int) -> T:
     """Return ``body`` as ``kind``; raises ``ApiError``."""
-    with _refusing():
+    check_values(body, max_values)
+    with _refusing(body, kind):
         refuse_unsupported(msgspec.json.decode(body, type=dict[str, Raw]))
         return msgspec.json.decode(body, type=kind)
 
 
 @contextmanager
-def _refusing() -> Iterator[None]:
+def _refusing(body: bytes, kind: Any) -> Iterator[None]:
+    """The whole body has to be Unicode, also where nobody looks."""
     try:
+        body.decode()
         yield
     except msgspec.ValidationError as error:
         raise _wrong_value(str(error)) from None
-    except msgspec.DecodeError:
-        raise ApiError(BAD_JSON) from None
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        raise _unreadable(body, kind) from None
     except RecursionError:
         raise ApiError(TOO_DEEP) from None
+
+
+def _unreadable(body: bytes, kind: Any) -> ApiError:
+    """Name the field that is not Unicode, if it is one of ours and the rest is JSON."""
+    try:
+        found = json.loads(body.decode("utf-8", "surrogateescape"))
+    except (ValueError, RecursionError):
+        return ApiError(BAD_JSON)
+    ours = {*getattr(kind, "__struct_fields__", ()), *REFUSED, *IGNORED}
+    for name, value in found.items() if isinstance(found, dict) else ():
+        if name in ours and not _is_unicode(value):
+            return ApiError(BAD_TEXT, name)
+    return ApiError(BAD_JSON)
+
+
+def _is_unicode(value: Any) -> bool:
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 _PLACE = re.compile(r"(?P<why>.*) - at `\$\.?(?P<path>[\w.\[\]]+)`", re.DOTALL)

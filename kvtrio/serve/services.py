@@ -16,6 +16,10 @@ from kvtrio.serve.served import ServedModel
 PURPOSES = ("chat", "title", "recap", "probe", "tool")
 """What a request may say it is for, unless the operator declares others."""
 
+MAX_BODY_BYTES = 16 << 20
+BASE_BODY_BYTES = 2 << 20
+BODY_BYTES_PER_TOKEN = 32
+
 
 @frozen(kw_only=True)
 class ServeSettings:
@@ -43,8 +47,13 @@ class ServeSettings:
     purposes: tuple[str, ...] = PURPOSES
     max_waiting_s: float | None = None
     """A request that did not start by then is refused, if it sets no earlier time; None: never."""
-    max_body_bytes: int = 16 << 20
+    max_body_bytes: int = field()
+    """By default enough for a context of any text in any notation, but at most 16 MiB."""
     body_timeout_s: float = 60.0
+
+    @max_body_bytes.default
+    def _body_for_context(self) -> int:
+        return min(MAX_BODY_BYTES, BASE_BODY_BYTES + BODY_BYTES_PER_TOKEN * self.n_ctx)
 
 
 @frozen(kw_only=True)

@@ -4,6 +4,7 @@
 llama-server's (``content``): clients of either find theirs, and openai-python's type takes both.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 from attrs import define, field
@@ -36,17 +37,18 @@ class TextDialect:
             case Prefill():
                 progress = {"prompt_progress": prompt_progress(delta)}
                 return [self._chunk(choice, "", **progress)] if wants.progress else []
-            case Tokens(_, sampled, text):
-                logprobs = self._logprobs(choice, sampled)
+            case Tokens(_, _, text, explained):
+                logprobs = self._logprobs(choice, explained)
                 if not text and logprobs is None:
                     return []
                 more = {"timings": timings(choice)} if wants.timings_per_token else {}
                 return [self._chunk(choice, text, logprobs, **more)]
-            case End(_, text):
+            case End(_, text, explained):
                 self._num_ended += 1
                 is_last = self._num_ended == self.generation.job.num_answers
                 totals = self._totals() if is_last and not wants.include_usage else {}
-                chunk = self._chunk(choice, text, **totals)
+                logprobs = self._logprobs(choice, explained) if explained else None
+                chunk = self._chunk(choice, text, logprobs, **totals)
                 chunk["choices"][0]["finish_reason"] = finish_reason(choice)
                 return [chunk]
 
@@ -60,7 +62,7 @@ class TextDialect:
             {
                 "text": choice.text,
                 "index": choice.index,
-                "logprobs": self._logprobs(choice, tuple(choice.sampled)),
+                "logprobs": self._logprobs(choice, choice.explained),
                 "finish_reason": finish_reason(choice),
             }
             for choice in self.generation.in_order
@@ -86,10 +88,10 @@ class TextDialect:
             more = {"usage": None, **more}
         return {"choices": [part], **self.origin.envelope("text_completion"), **more}
 
-    def _logprobs(self, choice: Choice, sampled: tuple[Sampled, ...]) -> Payload | None:
+    def _logprobs(self, choice: Choice, explained: Sequence[Sampled]) -> Payload | None:
         if choice.job.sampling.num_logprobs is None:
             return None
-        found = entries(choice, sampled, self.origin.model.tokenizer)
+        found = entries(choice, explained, self.origin.model.tokenizer)
         offset = self._offsets.get(choice.index, 0)
         self._offsets[choice.index] = offset + sum(len(entry["token"]) for entry in found)
         return text_shape(found, offset)

@@ -78,16 +78,46 @@ def test_a_device_that_is_not_there_is_refused(device):
 
 def test_pools_that_do_not_fit_are_refused_with_the_sum():
     """A context that no machine holds is refused before anything is allocated."""
-    with pytest.raises(BackendError, match=r"weights .* MiB \+ KV pools .* MiB = .* MiB"):
+    with pytest.raises(BackendError, match=r"weights .* MiB \+ KV pools .* MiB \+ .* = .* MiB"):
         random_backend(PLAIN, num_blocks=1 << 40)
 
 
 def test_memory_is_compared_with_what_is_available():
     """Exactly enough is enough, and where nobody knows, nothing is refused."""
-    torch_memory.require_memory(3, 7, 10)
-    torch_memory.require_memory(3, 7, None)
+    needs = torch_memory.Needs(weights=3, pools=5, host=2)
+    torch_memory.require_memory(needs, 10)
+    torch_memory.require_memory(needs, None)
     with pytest.raises(BackendError):
-        torch_memory.require_memory(3, 8, 10)
+        torch_memory.require_memory(evolve(needs, host=3), 10)
+
+
+@pytest.mark.parametrize(
+    ("available", "taken"),
+    [(None, 100), (1000, 100), (208, 100), (108, 50), (9, 0), (8, 0), (7, 0)],
+)
+def test_ram_that_nobody_asked_for_shrinks(available: int | None, taken: int):
+    """To half of what weights and pools leave, if that is less."""
+    needs = torch_memory.Needs(weights=3, pools=5, host=100)
+    assert torch_memory.shrunk_host_bytes(needs, available) == taken
+
+
+def test_only_ram_that_was_asked_for_is_refused(monkeypatch: pytest.MonkeyPatch):
+    """The default takes what fits and says so; the flag is taken at its word."""
+    monkeypatch.setattr("kvtrio.backends.torch_backend.available_memory", lambda device: 64 << 20)
+    wanted = {"num_blocks": 16, "host_bytes": 1 << 40}
+    with pytest.raises(BackendError, match=r"--cache-ram 1,048,576 MiB = .*, available 64 MiB"):
+        random_backend(PLAIN, **wanted)
+    info = random_backend(PLAIN, **wanted, host_may_shrink=True).info
+    assert info.host_is_short
+    assert 16 << 20 < info.pool_bytes <= 32 << 20
+    assert not random_backend(PLAIN, num_blocks=16, host_bytes=1 << 20).info.host_is_short
+
+
+def test_too_little_for_the_model_itself_is_refused(monkeypatch: pytest.MonkeyPatch):
+    """However far the default shrinks."""
+    monkeypatch.setattr("kvtrio.backends.torch_backend.available_memory", lambda device: 1000)
+    with pytest.raises(BackendError, match="not enough memory"):
+        random_backend(PLAIN, host_bytes=1 << 30, host_may_shrink=True)
 
 
 def test_available_memory_is_read_from_the_system(tmp_path: Path):

@@ -158,7 +158,9 @@ def test_core_and_backend_agree_on_sizes() -> None:
 def test_the_default_is_a_quarter_of_memory() -> None:
     """At most 8 GiB."""
     assert 0 < default_cache_ram() <= 8192
-    assert backend_settings(serve_config(), 100).host_bytes == default_cache_ram() * MIB
+    settings = backend_settings(serve_config(), 100)
+    assert (settings.host_bytes, settings.host_may_shrink) == (default_cache_ram() * MIB, True)
+    assert not backend_settings(serve_config(cache_ram=1), 100).host_may_shrink
 
 
 def test_purposes() -> None:

@@ -54,6 +54,28 @@ def test_sigterm_lets_running_answers_finish(smollm2: Path) -> None:
     assert server.events("server.crash") == []
 
 
+@pytest.mark.parametrize(("drain_s", "num_signals"), [("0.5", 1), ("600", 2)])
+def test_answers_that_are_cut_off_say_so(smollm2: Path, drain_s: str, num_signals: int) -> None:
+    """When the drain is over, or at a second SIGTERM, a running stream ends by an error event, not
+    in the middle of nothing; the exit code is 0."""
+    arguments = (str(smollm2), "-c", "8192", "--drain-s", drain_s)
+    with running_server(*arguments) as server:
+        asked = {"prompt": "Once upon a time", "max_tokens": 8000, "ignore_eos": True}
+        with closing(post(server, stream=True, **asked)) as stream:
+            running = events(stream)
+            next(running)
+            server.terminate()
+            if num_signals > 1:
+                # Two signals at once would be one.
+                assert late_status(server) == 503
+                server.terminate()
+            *_, last = running
+        assert json.loads(last.removeprefix(b"data: "))["error"]["kvtrio"]["code"] == "stopped"
+        assert server.wait() == 0
+    assert "abort" in {done["reason"] for done in server.events("request.done")}
+    assert server.events("server.crash") == []
+
+
 def late_status(server: ServerProcess) -> int:
     """Ask until the signal has arrived: the kernel promises no moment. Bounded by the stream."""
     for _ in range(100):

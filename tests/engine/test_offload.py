@@ -1,6 +1,7 @@
 """The offload port: results, errors, cancellation, and how many at once."""
 
 import threading
+from functools import partial
 
 import pytest
 import trio
@@ -73,6 +74,25 @@ async def test_no_more_jobs_at_once_than_threads() -> None:
         await begun[2].wait()
         gates[1].set()
         gates[2].set()
+
+
+async def test_a_small_job_does_not_wait_for_large_ones() -> None:
+    """Large ones run one at a time; small ones pass them."""
+    offload, gate = ThreadOffload(1, large_bytes=100), threading.Event()
+    token, begun = trio.lowlevel.current_trio_token(), [trio.Event() for _ in range(2)]
+
+    def job(number: int) -> None:
+        token.run_sync_soon(begun[number].set)
+        assert gate.wait(timeout=10)
+
+    async with trio.open_nursery() as nursery:
+        for number in range(2):
+            nursery.start_soon(partial(offload.run, job, number, num_bytes=100))
+        await begun[0].wait()
+        assert await offload.run(len, "abc", num_bytes=99) == 3
+        await wait_all_tasks_blocked()
+        assert not begun[1].is_set()
+        gate.set()
 
 
 async def test_inline_jobs_take_no_virtual_time_but_give_a_turn(autojump_clock: MockClock) -> None:

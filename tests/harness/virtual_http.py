@@ -84,6 +84,7 @@ class VirtualServer:
         """``app``: any ASGI application. ``connection``: kvtrio's bounded one, if None."""
         config = Config()
         config.accesslog = config.errorlog = None
+        config.keep_alive_timeout = 65.0  # as ``HttpSettings`` has it
         self._app = ASGIWrapper(app)
         self._config, self._context = config, WorkerContext(None)
         self._nursery, self._connection = nursery, connection or _bounded()

@@ -223,7 +223,7 @@ def wrong_message(**message: Any) -> dict[str, Any]:
 WRONG = (
     Wrong("bad_json", CHAT, f'{{"{CANARY}": {CANARY}'.encode()),
     Wrong("bad_json", "/tokenize", f'["{CANARY}"]'.encode()),
-    Wrong("too_deep", NATIVE, f'{{"{CANARY}":'.encode() + b"[" * 100_000),
+    Wrong("too_deep", NATIVE, f'{{"{CANARY}":'.encode() + b"[" * 50_000),
     Wrong("missing_field", CHAT, {CANARY: CANARY}),
     Wrong("missing_field", "/apply-template", {"prompt": CANARY}),
     Wrong("wrong_value", CHAT, full_body(temperature=CANARY)),
@@ -241,7 +241,11 @@ WRONG = (
     Wrong("needs_field", CHAT, full_body(top_logprobs=2)),
     Wrong("empty_prompt", TEXT, full_body(prompt=[[]])),
     Wrong("context_length_exceeded", NATIVE, full_body(prompt=CANARY * 500)),
-    Wrong("text_too_long", NATIVE, full_body(prompt=CANARY * (MAX_TEXT_CHARS // 12 + 1))),
+    Wrong("too_many_values", CHAT, full_body(**{CANARY: [CANARY] * 100_000})),
+    Wrong("too_much_text", "/tokenize", full_body(content=CANARY * 100_000)),
+    Wrong("bad_text", CHAT, b'{"user":"%s\xff"}' % CANARY.encode()),
+    Wrong("bad_text", NATIVE, b'{"%s":1,"prompt":["\\udc00"]}' % CANARY.encode()),
+    Wrong("bad_json", CHAT, b'{"%s":"\xff"}' % CANARY.encode()),
 )
 
 
@@ -256,6 +260,21 @@ async def test_refusals(autojump_clock: Any, recorder: Recorder, stream: bool) -
             assert reply.status == 400, wrong.code
             assert reply.error["kvtrio"]["code"] == wrong.code
     assert {wrong.code for wrong in WRONG} == recorder.codes
+
+
+async def test_a_text_too_long_for_any_model(autojump_clock: Any, recorder: Recorder) -> None:
+    """Where the context would hold it, the tokenizer says no."""
+    body = full_body(prompt=CANARY * (MAX_TEXT_CHARS // 12 + 1))
+    async with recorder.serving(n_ctx=10**7) as server:
+        reply = recorder.look(await server.post(NATIVE, body, headers=HEADERS))
+        assert reply.error["kvtrio"]["code"] == "text_too_long"
+
+
+async def test_a_model_that_there_is_not(autojump_clock: Any, recorder: Recorder) -> None:
+    """Its name is not repeated."""
+    async with recorder.serving() as server:
+        reply = recorder.look(await server.get(f"/v1/models/{CANARY}"))
+        assert reply.error["kvtrio"]["code"] == "no_model"
 
 
 async def test_templates_that_refuse(autojump_clock: Any, recorder: Recorder) -> None:
@@ -403,6 +422,8 @@ def test_every_error_is_driven() -> None:
     """What the tests above ask for is the whole catalogue; a new entry must be added to one."""
     driven = {wrong.code for wrong in WRONG} | {
         "template_error",
+        "text_too_long",
+        "no_model",
         "template_failed",
         "unauthorized",
         "body_too_large",

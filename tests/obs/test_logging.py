@@ -5,6 +5,7 @@ import json
 import logging
 import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -37,9 +38,9 @@ def out() -> io.BytesIO:
     return io.BytesIO()
 
 
-@pytest.fixture
+@contextmanager
 def bridged(out: io.BytesIO) -> Iterator[Log]:
-    """Libraries log into ``out``."""
+    """Libraries log into ``out``. No fixture: pytest would add its own handlers to the bridge."""
     log = Log(out, CLOCK, Level.DEBUG)
     with library_bridge(log):
         yield log
@@ -82,6 +83,18 @@ def test_a_full_disk_does_not_end_the_server() -> None:
     assert log.num_lost == 1
 
 
+def test_a_closed_file_does_not_fail_a_request(out: io.BytesIO) -> None:
+    """Whoever logs goes on, by an event or through a library; each line is counted as lost."""
+    with bridged(out) as log:
+        out.close()
+        log.emit(LoopStall(held_s=0.25))
+        logging.getLogger("kvtrio.serve.app").warning(CANARY)
+        logging.getLogger().handle(
+            logging.makeLogRecord({"name": "x", "levelno": logging.ERROR, "lineno": None})
+        )
+    assert log.num_lost == 3
+
+
 @pytest.mark.parametrize(
     ("name", "library"),
     [
@@ -92,22 +105,23 @@ def test_a_full_disk_does_not_end_the_server() -> None:
     ],
 )
 def test_library_messages_keep_only_their_origin(
-    bridged: Log, out: io.BytesIO, name: str, library: Library
+    out: io.BytesIO, name: str, library: Library
 ) -> None:
     """Neither message, arguments, exception text nor an unknown logger's name gets through."""
-    try:
-        raise ValueError(CANARY)
-    except ValueError:
-        logging.getLogger(name).exception("failed on %s", CANARY, extra={"user": CANARY})
+    with bridged(out):
+        try:
+            raise ValueError(CANARY)
+        except ValueError:
+            logging.getLogger(name).exception("failed on %s", CANARY, extra={"user": CANARY})
     (line,) = lines(out)
     assert CANARY not in out.getvalue().decode()
     assert (line["event"], line["library"]) == ("library.note", library.value)
     assert (line["severity"], line["error"]) == ("error", "builtins.ValueError")
 
 
-def test_warnings_keep_only_their_origin(bridged: Log, out: io.BytesIO) -> None:
+def test_warnings_keep_only_their_origin(out: io.BytesIO) -> None:
     """The warnings module prints nothing of its own."""
-    with warnings.catch_warnings():
+    with bridged(out), warnings.catch_warnings():
         warnings.simplefilter("always")
         logging.captureWarnings(True)
         warnings.warn(CANARY, stacklevel=1)

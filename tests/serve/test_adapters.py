@@ -132,6 +132,19 @@ async def test_adapters_are_listed_as_models(autojump_clock: Any) -> None:
         base, *adapters = (await server.get("/v1/models")).json["data"]
         assert [each["id"] for each in adapters] == ["a", "b"]
         assert {each["parent"] for each in adapters} == {base["id"]}
+        for entry in (base, *adapters):
+            assert (await server.get(f"/v1/models/{entry['id']}")).json == entry
+
+
+@pytest.mark.parametrize("name", ["none", "sim-model/a", "a%00", "..%2Fa", "SIM-MODEL"])
+async def test_another_models_name_is_a_404(autojump_clock: Any, name: str) -> None:
+    """Of which nothing is repeated."""
+    async with serving() as server:
+        for path in ("/models", "/v1/models"):
+            answer = await server.get(f"{path}/{name}")
+            assert answer.status == 404
+            assert answer.error["kvtrio"]["code"] == "no_model"
+            assert name not in answer.error["message"]
 
 
 # --- state belongs to the set it was computed under ---

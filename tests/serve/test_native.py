@@ -215,6 +215,9 @@ async def test_progress_goes_from_cached_to_total(autojump_clock: Any) -> None:
         assert reports[0]["time_ms"] == 0
         assert reports[-1]["time_ms"] == pytest.approx(3 * 11.9 + 6.3)
         assert all(event["content"] == "" for event in events if "prompt_progress" in event)
+        # The last report comes together with the first token, and before it.
+        predicted = [event["tokens_predicted"] for event in events]
+        assert predicted == [0] * len(reports) + [1] * (len(events) - len(reports))
 
 
 async def test_timings_per_token(autojump_clock: Any) -> None:

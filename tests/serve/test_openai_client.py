@@ -70,6 +70,15 @@ async def test_chat_logprobs_and_choices_fit(ticking_clock: Any) -> None:
         assert chunks[-1].usage.completion_tokens == 4
 
 
+async def test_a_model_can_be_retrieved(ticking_clock: Any) -> None:
+    """By the name that the list gives it; another name is the client's NotFoundError."""
+    async with client_of() as (client, _server):
+        listed = [model async for model in client.models.list()]
+        assert await client.models.retrieve(listed[0].id) == listed[0]
+        with pytest.raises(openai.NotFoundError):
+            await client.models.retrieve("another/model")
+
+
 async def test_errors_become_the_clients_classes(ticking_clock: Any) -> None:
     """Too long, unknown path, not supported, draining: class, code, type and parameter."""
     async with client_of() as (client, server):

@@ -109,7 +109,7 @@ async def test_no_depth_is_our_fault(autojump_clock: Any, where: bytes, depth: i
         ("seed", "x"),
         ("stop", 5),
         ("stop", [5]),
-        ("stop", ["x"] * 100_000),
+        ("stop", ["x"] * 50_000),
         ("stop", "x" * 100_000),
         ("id_slot", 4),
         ("id_slot", -2),
@@ -379,18 +379,19 @@ async def test_giant_requests_cost_nothing(autojump_clock: Any) -> None:
             answer = await server.call(
                 Call(target=TEXT, method="POST", body=json.dumps(body).encode())
             )
-            assert answer.status == 400
+            assert answer.status in (400, 413)
         assert server.stack.core.next_step == 0
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", [CHAT, TEXT, NATIVE, "/tokenize"])
 async def test_texts_that_no_model_could_hold(autojump_clock: Any, path: str) -> None:
-    """What the tokenizer declines to look at is a 400, and clients know it for an overflow."""
+    """What the tokenizer declines to look at is a 400, and clients know it for an overflow; also
+    where the context could hold it."""
     text = "x" * (MAX_TEXT_CHARS + 1)
     body = {"prompt": text, "content": text, "messages": [{"role": "user", "content": text}]}
-    async with serving() as server:
-        answer = await server.post(path, {**body, "prompt": text})
+    async with serving(n_ctx=10**7, max_body_bytes=64 << 20) as server:
+        answer = await server.post(path, body)
         assert answer.status == 400
         assert "context_length_exceeded" in answer.error["message"]
 

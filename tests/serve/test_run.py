@@ -128,32 +128,89 @@ async def test_a_signal_drains(ticking_clock: Any, number: signal.Signals) -> No
         assert server.stack.is_empty
 
 
+PLAIN = b'{"prompt":"x","n_predict":-1}'
+STOPPED = b'"kvtrio":{"code":"stopped"}'
+
+
+async def admitted(server: Serving, number: int) -> None:
+    """Wait until so many requests wait or run; the machine may be busy."""
+    with trio.fail_after(5):
+        while True:
+            statistics = server.stack.engine.statistics()
+            if statistics.num_running + statistics.num_waiting >= number:
+                return
+            await trio.sleep(0.01)
+
+
+async def ends_by_an_error(stream: trio.SocketStream, plain: trio.SocketStream) -> None:
+    """A stream has an event that says so and a proper end; a plain request gets 503."""
+    data, is_closed = await read_for(stream, 2)
+    assert is_closed
+    assert data.endswith(b"\r\n0\r\n\r\n")
+    *_, last = data.removesuffix(b"0\r\n\r\n").strip().split(b"data: ")
+    assert STOPPED in last
+    data, is_closed = await read_for(plain, 2)
+    assert is_closed
+    assert data.startswith(b"HTTP/1.1 503")
+    assert STOPPED in data
+
+
 @pytest.mark.slow
 async def test_a_second_signal_cuts_the_drain_short(ticking_clock: Any) -> None:
-    """Whoever runs then is cancelled, and the server returns."""
-    async with served() as (http, _server):
-        client = await ask(http, ENDLESS)
-        await trio.sleep(0.1)
+    """Whoever runs or waits then is told, and the server returns."""
+    async with served() as (http, server):
+        stream, plain = await ask(http, ENDLESS), await ask(http, PLAIN)
+        waiting = [await ask(http, PLAIN) for _ in range(4)]
+        await admitted(server, 6)
         os.kill(os.getpid(), signal.SIGTERM)
         await trio.sleep(0.2)
         assert not http.returned.is_set()
         os.kill(os.getpid(), signal.SIGTERM)
+        await ends_by_an_error(stream, plain)
+        for each in waiting:
+            data, _ = await read_for(each, 2)
+            assert STOPPED in data
         with trio.fail_after(2):
             await http.returned.wait()
-        data, is_closed = await read_for(client, 1)
-        assert is_closed
-        assert not data.endswith(b"0\r\n\r\n")
+            await server.stack.engine.wait_idle()  # a step may be under way
+        assert server.stack.is_empty
 
 
 @pytest.mark.slow
 async def test_the_drain_has_a_limit(ticking_clock: Any) -> None:
-    """An endless answer does not keep the server up."""
-    async with served(drain_s=0.3) as (http, _server):
-        await ask(http, ENDLESS)
-        await trio.sleep(0.1)
+    """An endless answer does not keep the server up, and is told why it ended."""
+    async with served(drain_s=0.3) as (http, server):
+        stream, plain = await ask(http, ENDLESS), await ask(http, PLAIN)
+        await admitted(server, 2)
         os.kill(os.getpid(), signal.SIGTERM)
+        await ends_by_an_error(stream, plain)
         with trio.fail_after(3):
             await http.returned.wait()
+
+
+async def test_answers_that_are_cut_off_say_so(autojump_clock: Any) -> None:
+    """At once, though a step is under way; the engine is empty when that has ended."""
+    sim = SimSettings(max_context=2000, cost=lambda batch: 10.0)
+    answers: list[Any] = []
+    async with serving(sim=sim) as server:
+
+        async def post(body: bytes) -> None:
+            answers.append(await server.post("/v1/completions", body))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(post, ENDLESS)
+            await trio.sleep(0.5)
+            nursery.start_soon(post, PLAIN)
+            await trio.sleep(35)
+            server.stack.engine.abort_all()
+        streamed, plain = sorted(answers, key=lambda answer: answer.status)
+        assert trio.current_time() < 36
+        assert streamed.raw.is_complete
+        assert streamed.events[-1]["error"]["kvtrio"]["code"] == "stopped"
+        assert plain.status == 503
+        assert plain.error["kvtrio"]["code"] == "stopped"
+        await trio.sleep(20)
+        assert server.stack.is_empty
 
 
 @pytest.mark.slow

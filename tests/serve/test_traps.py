@@ -317,7 +317,7 @@ class Recorder:
     def __init__(self) -> None:
         self.names: list[str] = []
 
-    async def run(self, fn: Any, *args: Any) -> Any:
+    async def run(self, fn: Any, *args: Any, num_bytes: int = 0) -> Any:
         self.names.append(fn.__name__)
         return fn(*args)
 
