@@ -66,6 +66,8 @@ class CacheReport:
     num_host_tokens: int = 0
     num_matched_tokens: int = 0
     """The match when the request started; later chunks may have added to it."""
+    is_divergence: bool = False
+    """Something known went on differently behind the match, or is gone from there."""
     num_other_tokens: int = 0
     """The longest match under another adapter set of the same namespace."""
     evicted_age_s: float | None = None
@@ -108,11 +110,14 @@ def explain(cache: TieredCache, prompt: Prompt, match: Match, now: float) -> Cac
     report = evolve(report, num_other_tokens=other)
     if age := _lost_age(cache, trail, match, now):
         turn = TurnClass.AFTER_GAP if age > GAP_S else TurnClass.CONTINUATION
-        return evolve(report, reason=MissReason.EVICTED, turn=turn, evicted_age_s=age)
+        return evolve(
+            report, reason=MissReason.EVICTED, turn=turn, evicted_age_s=age, is_divergence=True
+        )
     turn = _turn(prompt, match, other, now)
     if other > match.num_tokens:
-        return evolve(report, reason=MissReason.ADAPTER_MISMATCH, turn=turn)
-    return evolve(report, reason=_reason(match, turn), turn=turn)
+        return evolve(report, reason=MissReason.ADAPTER_MISMATCH, turn=turn, is_divergence=True)
+    is_divergence = match.num_tokens > 0 and not _ends_sequence(match)
+    return evolve(report, reason=_reason(match, turn), turn=turn, is_divergence=is_divergence)
 
 
 def _ends_sequence(match: Match) -> bool:

@@ -35,6 +35,7 @@ class Pins:
                 heappush(self._ends, (until_s, self._num_entries, block))
 
     def unpin(self, block: Block) -> None:
+        assert self.num_pinned >= 0
         if block.pinned_until_s:
             block.pinned_until_s = 0.0
             self.num_pinned -= 1

@@ -6,7 +6,6 @@ import attrs
 from attrs import define, field, frozen
 
 from kvtrio.core.events import Cached, Rejected
-from kvtrio.core.explain import MissReason
 from kvtrio.core.storage import TierMoves
 from kvtrio.core.types import Retain
 from kvtrio.engine.records import CostRecord, Observer, RequestRecord, StepRecord
@@ -25,8 +24,6 @@ from kvtrio.obs.logging import Log
 from kvtrio.obs.schema import Digest, Level
 from kvtrio.obs.words import DiscardReason
 
-DIVERGED = frozenset({MissReason.DIVERGED, MissReason.ADAPTER_MISMATCH, MissReason.EVICTED})
-"""Reasons that have a place: up to there it was known."""
 PLAIN = (
     "request_id",
     "reason",
@@ -144,7 +141,7 @@ def _done(record: RequestRecord, key: bytes) -> RequestDone:
         num_host_tokens=report.num_host_tokens,
         num_matched_tokens=report.num_matched_tokens,
         num_other_tokens=report.num_other_tokens,
-        divergence_at=report.num_matched_tokens if report.reason in DIVERGED else None,
+        divergence_at=report.num_matched_tokens if report.is_divergence else None,
         evicted_age_s=report.evicted_age_s,
         longest_gap_s=gap.seconds if gap else None,
         longest_gap_cause=gap.cause if gap else None,

@@ -3,7 +3,6 @@
 from typing import Any
 
 from kvtrio.core.explain import CacheReport
-from kvtrio.obs.observer import DIVERGED
 from kvtrio.serve.accounts import timings
 from kvtrio.serve.choice import Choice
 from kvtrio.serve.errors import forecast
@@ -45,7 +44,7 @@ def _tier(report: CacheReport) -> str | None:
 
 
 def _divergence(choice: Choice, report: CacheReport) -> dict[str, Any] | None:
-    if report.reason not in DIVERGED:
+    if not report.is_divergence:
         return None
     place = choice.divergence
     return {

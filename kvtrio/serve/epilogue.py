@@ -6,7 +6,6 @@ from attrs import frozen
 
 from kvtrio.model.recall import Recall
 from kvtrio.obs.events import CacheDivergence
-from kvtrio.obs.observer import DIVERGED
 from kvtrio.obs.words import Section
 from kvtrio.serve.choice import Choice
 from kvtrio.serve.outline import Place
@@ -29,7 +28,7 @@ class Epilogue:
         finished = choice.finished
         assert finished is not None
         report, position = finished.cache, finished.cache.num_matched_tokens
-        if report.reason not in DIVERGED:
+        if not report.is_divergence:
             return
         choice.divergence = place = self._place(choice, position)
         self.emit(

@@ -233,6 +233,7 @@ def test_one_line_per_request(out: io.BytesIO) -> None:
                 num_device_tokens=4,
                 num_host_tokens=8,
                 num_matched_tokens=12,
+                is_divergence=True,
             ),
             adapters=(AdapterUse(3, b"content", 0.5),),
             session=bytes(range(8)),

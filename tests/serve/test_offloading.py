@@ -41,7 +41,9 @@ class Desk:
 def desk(monkeypatch: pytest.MonkeyPatch) -> Desk:
     desk = Desk()
 
-    async def run(_: InlineOffload, work: Callable[..., Any], *args: Any) -> Any:
+    async def run(
+        _: InlineOffload, work: Callable[..., Any], *args: Any, num_bytes: int = 0
+    ) -> Any:
         await trio.lowlevel.checkpoint()
         with desk.taken():
             return work(*args)
