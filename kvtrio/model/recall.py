@@ -3,7 +3,7 @@
 1. A model may write a text with other tokens than the tokenizer would take for it. State is found
    by token ids, so such an answer, sent back as text, keeps the ids that it was generated with.
 2. Only what was generated here, in the same namespace, at the same place behind the same text, is
-   recalled. Text that was only ever prompt is encoded as it comes.
+   recalled, and only where an answer stands. Text that was only ever prompt is encoded as it comes.
 3. The rest is the ordinary encoding of the whole new text, from a border that both have: the end of
    a generated token where the ordinary encoding has a border too. So no word, character or special
    token is cut where an ordinary encoding would not cut it.
@@ -16,7 +16,7 @@
 """
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from typing import Protocol
 
@@ -24,6 +24,9 @@ from attrs import field, frozen
 
 from kvtrio.model.answers import AnswerStore, Borders, Entry
 from kvtrio.model.tokenizer import Fragment, clean_text
+
+Spans = Sequence[tuple[int, int]]
+"""Parts of a text, ascending, each from its first to behind its last character or byte."""
 
 
 class SplittingTokenizer(Protocol):
@@ -67,12 +70,18 @@ class Recall:
     tokenizer: SplittingTokenizer = field(repr=False)
     store: AnswerStore
 
-    def encode(self, namespace: bytes, text: str) -> Encoded:
-        """Ids of a prompt, with the start token that the model wants and special tokens parsed."""
+    def encode(
+        self, namespace: bytes, text: str, answers: Callable[[], Spans] | None = None
+    ) -> Encoded:
+        """Ids of a prompt, with the start token that the model wants and special tokens parsed.
+
+        ``answers``: in which parts of ``text``, in characters, answers stand; asked only if
+        something is known. None: they may stand anywhere.
+        """
         text = clean_text(text)
         raw = text.encode()
         found = self.store.find(namespace, raw)
-        joined = self._join(*found, text, raw) if found else None
+        joined = self._join_inside(*found, text, raw, answers) if found else None
         if joined is not None:
             return joined
         ids = self.tokenizer.encode(text, add_special=True, parse_special=True)
@@ -111,6 +120,29 @@ class Recall:
         old = prompt.borders
         borders = Borders(old.ends + ends, old.counts + counts)
         return Entry(prompt.namespace, prompt.text + generated[:at], ids, borders)
+
+    def _join_inside(
+        self,
+        entry: Entry,
+        known: Borders,
+        text: str,
+        raw: bytes,
+        answers: Callable[[], Spans] | None,
+    ) -> Encoded | None:
+        if answers is not None:
+            known = self._inside(entry, known, _in_bytes(text, answers()))
+        return self._join(entry, known, text, raw) if known else None
+
+    def _inside(self, entry: Entry, known: Borders, spans: Spans) -> Borders:
+        """Up to the first generated token that lies in no span, or not wholly."""
+        at = 0
+        for index, (end, count) in enumerate(zip(known.ends, known.counts, strict=True)):
+            while at < len(spans) and spans[at][1] < end:
+                at += 1
+            start = end - len(self.tokenizer.token_bytes(entry.ids[count - 1]))
+            if at == len(spans) or start < spans[at][0]:
+                return known.first(index)
+        return known
 
     def _join(self, entry: Entry, known: Borders, text: str, raw: bytes) -> Encoded | None:
         """Go back through the ordinary encoding of ``text`` to the last border that it shares."""
@@ -155,3 +187,14 @@ class Recall:
         if isinstance(content, str):
             return len(content.encode())
         return len(self.tokenizer.token_bytes(content))
+
+
+def _in_bytes(text: str, spans: Spans) -> Spans:
+    """``spans`` of ``text``'s characters as spans of its bytes."""
+    done, num_bytes, result = 0, 0, []
+    for start, end in spans:
+        before = num_bytes + len(text[done:start].encode())
+        num_bytes = before + len(text[start:end].encode())
+        result.append((before, num_bytes))
+        done = end
+    return result

@@ -76,7 +76,7 @@ class Generation:
                 job=job,
                 matcher=job.matchers[index],
                 num_prompt_tokens=len(submit.token_ids),
-                encoded=job.encoded[index // job.n],
+                encoded=None if job.is_forced else job.encoded[index // job.n],
                 predicted_s=predicted_s,
             )
             for index, submit in enumerate(submits)

@@ -79,6 +79,9 @@ class Job:
     queueing: Queueing = field(factory=Queueing)
     encoded: tuple[Encoded | None, ...] = ()
     """How each prompt that is one text was encoded, to remember its answers."""
+    is_forced: bool = False
+    """The caller shaped the choice of tokens: the answers are not remembered, for they would change
+    how others' prompts are tokenised."""
     outline: Outline | None = None
     """Of a prompt made of messages."""
     lora: Scales | None = None

@@ -1,5 +1,7 @@
 """From a body's bytes to a ``Job``, per route. Pure; slow enough to run beside the event loop."""
 
+from functools import partial
+
 from attrs import evolve, frozen
 
 from kvtrio.model.matcher import PieceDecoder, TextMatcher
@@ -31,6 +33,11 @@ from kvtrio.serve.schema import (
 )
 from kvtrio.serve.served import ServedModel
 from kvtrio.serve.services import ServeSettings
+from kvtrio.serve.spans import answer_spans
+
+OF_CHATS, OF_TEXTS = b"chat", b"text"
+"""Added to a tenant's namespace: who writes a raw prompt can put anything before an answer, so that
+recalling one in a chat, or the other way round, would let them tokenise parts of others' chats."""
 
 
 @frozen
@@ -46,7 +53,7 @@ class Preparer:
         """POST /completion."""
         body = parse(raw, NativeBody, self.bounds.max_values)
         kept = keeping(body, asker, self.settings)
-        prompts = read_prompts(body.prompt, self._reader(kept))
+        prompts = read_prompts(body.prompt, self._reader(kept, OF_TEXTS))
         num_probs = body.n_probs or body.logprobs or None
         job = self._job(body, prompts, num_probs, asker)
         wants = evolve(job.wants, response_fields=tuple(body.response_fields or ()))
@@ -57,7 +64,7 @@ class Preparer:
         """POST /v1/completions. ``logprobs: 0`` tells the chosen tokens' own."""
         body = parse(raw, TextBody, self.bounds.max_values)
         kept = keeping(body, asker, self.settings)
-        prompts = read_prompts(body.prompt, self._reader(kept))
+        prompts = read_prompts(body.prompt, self._reader(kept, OF_TEXTS))
         job = self._job(body, prompts, body.n_probs or body.logprobs, asker)
         return evolve(job, keeping=kept)
 
@@ -66,13 +73,14 @@ class Preparer:
         body = parse(raw, ChatBody, self.bounds.max_values)
         kept, num_probs = keeping(body, asker, self.settings), _num_chat_logprobs(body)
         outline = chat_outline(body, self.model, self.settings.clock())
-        prompt = self._reader(kept).whole(outline.text, "messages")
+        reader = self._reader(kept, OF_CHATS)
+        prompt = reader.whole(outline.text, "messages", partial(answer_spans, outline))
         job = self._job(body, (prompt,), num_probs, asker)
         return evolve(job, prompt_field="messages", keeping=kept, outline=outline)
 
-    def _reader(self, kept: Keeping) -> Reader:
+    def _reader(self, kept: Keeping, kind: bytes) -> Reader:
         recall = self.recall if kept.reuse else None
-        return Reader(self.model.tokenizer, recall, kept.namespace, self.bounds)
+        return Reader(self.model.tokenizer, recall, kept.namespace + kind, self.bounds)
 
     def _job(
         self, body: GenerationBody, read: tuple[Prompt, ...], num_probs: int | None, asker: Asker
@@ -96,6 +104,7 @@ class Preparer:
             place=self._checked_place(body),
             wants=_wants(body),
             encoded=tuple(prompt.encoded for prompt in read),
+            is_forced=bool(body.logit_bias),
             lora=None if body.lora is None else scales_of((e.id, e.scale) for e in body.lora),
             model_name=body.model,
             queueing=queueing(body, asker, self.settings),

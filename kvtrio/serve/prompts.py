@@ -1,10 +1,11 @@
 """llama-server's many shapes of ``prompt``, as token ids."""
 
+from collections.abc import Callable
 from typing import Any
 
 from attrs import frozen
 
-from kvtrio.model.recall import Encoded, Recall
+from kvtrio.model.recall import Encoded, Recall, Spans
 from kvtrio.model.tokenizer import MAX_TEXT_CHARS, TextTooLong
 from kvtrio.serve.bounds import Bounds
 from kvtrio.serve.errors import (
@@ -39,16 +40,20 @@ class Reader:
     tokenizer: TextTokenizer
     recall: Recall | None
     namespace: bytes
+    """Of what is recalled."""
     bounds: Bounds
 
-    def whole(self, text: str, field: str) -> Prompt:
-        """Read a whole prompt: with the start token the model wants, special tokens parsed."""
+    def whole(self, text: str, field: str, answers: Callable[[], Spans] | None = None) -> Prompt:
+        """Read a whole prompt: with the start token the model wants, special tokens parsed.
+
+        ``answers``: as in ``Recall.encode``.
+        """
         self.bounds.check_prompt([text], field)
         if self.recall is None:
             special = {"add_special": True, "parse_special": True}
             return Prompt(tuple(encode(text, self.tokenizer, field, **special)))
         try:
-            encoded = self.recall.encode(self.namespace, text)
+            encoded = self.recall.encode(self.namespace, text, answers)
         except TextTooLong:
             raise ApiError(TEXT_TOO_LONG, field, limit=MAX_TEXT_CHARS) from None
         return Prompt(encoded.ids, encoded)

@@ -141,6 +141,43 @@ def test_an_answer_with_other_tokens_keeps_them(family: Family) -> None:
     check(family, second, text)
 
 
+@pytest.mark.parametrize(
+    ("spans", "number"),
+    [([], 0), ([(0, 4)], 0), ([(4, 10)], 5), ([(5, 10)], 0), ([(4, 6), (6, 10)], 5)],
+)
+def test_tokens_are_kept_where_an_answer_stands(
+    family: Family, spans: list[tuple[int, int]], number: int
+) -> None:
+    """And nowhere else; the parts are given in characters, not bytes."""
+    recall = Recall(family.tokenizer, AnswerStore(LIMIT))
+    ids = [family.by_bytes[letter] for letter in (b"h", b"e", b"l", b"lo", b"!")]
+    recall.note(recall.encode(HERE, "\u4f60\u4f60\u4f60:"), ids, "hello!")
+    text = "\u4f60\u4f60\u4f60:hello!" + family.special_text
+    again = recall.encode(HERE, text, lambda: spans)
+    assert again.num_recalled_tokens == number
+    check(family, again, text)
+
+
+@pytest.mark.parametrize(("end", "number"), [(14, 4), (13, 2), (9, 2), (8, 2), (7, 0)])
+def test_tokens_are_kept_up_to_one_that_leaves_the_answer(
+    qwen: Family, end: int, number: int
+) -> None:
+    """What begins in an answer and goes on beyond it is ordinary text, and so is all behind."""
+    recall = Recall(qwen.tokenizer, AnswerStore(LIMIT))
+    ids = [qwen.by_bytes[piece] for piece in (b" s", b"ay", b" hel", b"lo")]
+    recall.note(recall.encode(HERE, "They"), ids, " say hello")
+    again = recall.encode(HERE, "They say hello. Fine.", lambda: [(4, end), (15, 21)])
+    assert again.num_recalled_tokens == number
+    check(qwen, again, "They say hello. Fine.")
+
+
+def test_where_answers_stand_is_asked_only_if_something_is_known(small: Family) -> None:
+    """It costs a rendering."""
+    recall = Recall(small.tokenizer, AnswerStore(LIMIT))
+    text = "a:" + small.special_text
+    assert list(recall.encode(HERE, text, lambda: 1 // 0).ids) == small.plain(text)
+
+
 def test_a_continued_text_keeps_all_but_the_joined_token(qwen: Family) -> None:
     """Row 5 of the field reports: two forced ids again and again, then more text behind them."""
     pair = [qwen.by_bytes[b" go"], qwen.by_bytes[b"at"]]
