@@ -69,6 +69,8 @@ class Submit:
     """Place of the request's purpose in the operator's list."""
     num_recalled_tokens: int = 0
     """Of the prompt: those that kept the ids with which they were generated here."""
+    is_copy: bool = False
+    """Another request for the same prompt of the same caller stands for it in prompt totals."""
 
 
 @frozen

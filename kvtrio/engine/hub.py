@@ -235,6 +235,7 @@ def _record(finished: Finished, live: _Live) -> RequestRecord:
         session=submit.session,
         purpose=submit.purpose,
         num_recalled_tokens=submit.num_recalled_tokens,
+        is_copy=submit.is_copy,
         num_recomputed_tokens=finished.num_recomputed_tokens,
         num_preemptions=finished.num_preemptions,
         longest_gap=_longest_gap(finished, live.handle),

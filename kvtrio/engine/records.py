@@ -117,6 +117,8 @@ class RequestRecord:
     """Place of the request's purpose in the operator's list."""
     num_recalled_tokens: int = 0
     """Prompt tokens that kept the ids with which they were generated here."""
+    is_copy: bool = False
+    """One more answer to a prompt whose first answer has a record of its own."""
     num_recomputed_tokens: int = 0
     """Computed again after a preemption; in none of the other counts."""
     num_preemptions: int = 0

@@ -108,6 +108,8 @@ class RequestDone:
     evicted_age_s: float | None
     num_recalled_tokens: int
     """Prompt tokens that kept the ids with which they were generated."""
+    is_copy: bool
+    """One more answer to a prompt that counts with its first answer."""
     num_recomputed_tokens: int
     """Computed again after a preemption; in none of the other counts."""
     num_preemptions: int

@@ -66,6 +66,13 @@ def _tokens(requests: Requests) -> Iterator[Metric]:
     }
     by_source: Values = [({"source": name}, number) for name, number in sources.items()]
     yield counter("kvtrio_prompt_tokens", "Prompt tokens of ended requests, by source", by_source)
+    copied: Values = [
+        ({"source": "computed"}, requests.num_copied_computed_tokens),
+        ({"source": "reused"}, requests.num_copied_reused_tokens),
+    ]
+    yield counter(
+        "kvtrio_copied_prompt_tokens", "The same for answers to a prompt after its first", copied
+    )
     recalled, generated = requests.num_recalled_tokens, requests.num_generated_tokens
     yield counter(
         "kvtrio_recalled_tokens", "Prompt tokens that kept their generated ids", one(recalled)

@@ -42,6 +42,7 @@ PLAIN = (
     "purpose",
     "retain",
     "num_recalled_tokens",
+    "is_copy",
     "num_recomputed_tokens",
     "num_preemptions",
 )

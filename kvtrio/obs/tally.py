@@ -55,12 +55,15 @@ class Spread:
 
 @define(eq=False)
 class Requests:
-    """Over all ended requests."""
+    """Over all ended requests. A prompt counts with its first answer, as ``usage`` has it."""
 
     num_computed_tokens: int = 0
     num_device_tokens: int = 0
     num_host_tokens: int = 0
     num_recalled_tokens: int = 0
+    num_copied_computed_tokens: int = 0
+    """Of prompts, for answers after the first, as the next; in none of the counts above."""
+    num_copied_reused_tokens: int = 0
     num_generated_tokens: int = 0
     num_recomputed_tokens: int = 0
     num_preemptions: int = 0
@@ -71,7 +74,7 @@ class Requests:
     by_reason: Counter[FinishReason] = field(factory=Counter)
     by_miss: Counter[tuple[MissReason, TurnClass]] = field(factory=Counter)
     prefill_total_s: float = 0.0
-    """Until the first token, of requests that got one."""
+    """Until the first token, of first answers that got one."""
     decode_total_s: float = 0.0
     queue: Spread = field(factory=Spread)
     prefill: Spread = field(factory=Spread)
@@ -98,10 +101,7 @@ class Requests:
 
     def add(self, record: RequestRecord) -> None:
         report, total = record.cache, record.num_prompt_tokens + record.num_generated_tokens
-        self.num_computed_tokens += record.num_computed_tokens
-        self.num_device_tokens += report.num_device_tokens
-        self.num_host_tokens += report.num_host_tokens
-        self.num_recalled_tokens += record.num_recalled_tokens
+        self._add_prompt(record)
         self.num_generated_tokens += record.num_generated_tokens
         self.num_recomputed_tokens += record.num_recomputed_tokens
         self.num_preemptions += record.num_preemptions
@@ -114,13 +114,25 @@ class Requests:
         if record.num_generated_tokens:
             self._add_answer(record)
 
+    def _add_prompt(self, record: RequestRecord) -> None:
+        report = record.cache
+        if record.is_copy:
+            self.num_copied_computed_tokens += record.num_computed_tokens
+            self.num_copied_reused_tokens += report.num_device_tokens + report.num_host_tokens
+            return
+        self.num_computed_tokens += record.num_computed_tokens
+        self.num_device_tokens += report.num_device_tokens
+        self.num_host_tokens += report.num_host_tokens
+        self.num_recalled_tokens += record.num_recalled_tokens
+        if record.num_generated_tokens:
+            self.prefill_total_s += record.prefill_s
+            self.prompt_tokens.add(record.num_prompt_tokens)
+
     def _add_answer(self, record: RequestRecord) -> None:
-        self.prefill_total_s += record.prefill_s
         self.decode_total_s += record.decode_s
         self.prefill.add(record.prefill_s)
         self.decode.add(record.decode_s)
         self.first_token.add(record.queue_s + record.prefill_s)
-        self.prompt_tokens.add(record.num_prompt_tokens)
         self.answer_tokens.add(record.num_generated_tokens)
         self.gaps.add_all(record.gaps_s)
         if record.gap_max_s is not None:

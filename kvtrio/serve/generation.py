@@ -170,6 +170,7 @@ def _submit(request_id: RequestId, job: Job, index: int, n_ctx: int) -> Submit:
         session=keeping.session,
         purpose=keeping.purpose,
         num_recalled_tokens=job.num_recalled_of(index),
+        is_copy=index % job.n > 0,
         tenant=queueing.tenant,
         priority=queueing.priority,
         deadline_s=queueing.deadline_s,

@@ -240,6 +240,7 @@ def test_one_line_per_request(out: io.BytesIO) -> None:
             purpose=2,
             num_preemptions=1,
             num_recomputed_tokens=3,
+            is_copy=True,
             longest_gap=Gap(0.75, GapCause.PREFILL, 64),
         )
     )
@@ -253,6 +254,7 @@ def test_one_line_per_request(out: io.BytesIO) -> None:
     assert (line["num_preemptions"], line["num_recomputed_tokens"]) == (1, 3)
     assert (line["longest_gap_s"], line["longest_gap_cause"]) == (0.75, "prefill")
     assert line["longest_gap_prefill_tokens"] == 64
+    assert line["is_copy"] is True
     assert (line["num_adapters"], len(line["adapters"])) == (1, 16)
     assert observer.num_requests == 1
 

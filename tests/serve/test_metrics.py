@@ -19,7 +19,8 @@ SMALL = SimSettings(
 )
 ODD = 'odd "name"\n\\with {all}, of=it\u00e9'
 NAMES = """
-kvtrio_prompt_tokens_total kvtrio_recalled_tokens_total kvtrio_generated_tokens_total
+kvtrio_prompt_tokens_total kvtrio_copied_prompt_tokens_total kvtrio_recalled_tokens_total
+kvtrio_generated_tokens_total
 kvtrio_longest_request_tokens kvtrio_requests_total kvtrio_cache_lookups_total
 kvtrio_queue_seconds kvtrio_prefill_seconds kvtrio_decode_seconds kvtrio_gap_seconds
 kvtrio_longest_gap_seconds kvtrio_cache_blocks_moved_total kvtrio_cache_dropped_tokens_total
@@ -94,16 +95,18 @@ async def test_the_sum_over_requests_equals_the_metrics(autojump_clock: Any) -> 
         accounts = await mixed_load(server)
         samples = await scrape(server)
         caches = [each["kvtrio"]["cache"] for each in accounts]
-        computed = sum(each["computed"] for each in caches)
-        device = sum(each["reused_device"] for each in caches)
-        host = sum(each["reused_ram"] for each in caches)
+        prompts = [each for each in accounts if each["index"] == 0]
+        firsts = [each["kvtrio"]["cache"] for each in prompts]
+        computed = sum(each["computed"] for each in firsts)
+        device = sum(each["reused_device"] for each in firsts)
+        host = sum(each["reused_ram"] for each in firsts)
         assert device > 0
         assert host > 0
         tokens = "kvtrio_prompt_tokens_total"
         assert value(samples, tokens, source="computed") == computed
         assert value(samples, tokens, source="device") == device
         assert value(samples, tokens, source="ram") == host
-        assert computed + device + host == sum(each["tokens_evaluated"] for each in accounts)
+        assert computed + device + host == sum(each["tokens_evaluated"] for each in prompts)
         generated = sum(each["tokens_predicted"] for each in accounts)
         assert value(samples, "kvtrio_generated_tokens_total") == generated
         assert value(samples, "llamacpp:prompt_tokens_total") == computed
@@ -118,6 +121,70 @@ async def test_the_sum_over_requests_equals_the_metrics(autojump_clock: Any) -> 
             labels = {"reason": told["reason"], "turn": told["turn"]}
             assert value(samples, "kvtrio_cache_lookups_total", **labels) > 0
         assert value(samples, "kvtrio_cache_lookups_total") == len(accounts)
+
+
+COUNTERS = {
+    "prompt_tokens": (
+        "kvtrio_prompt_tokens_total",
+        "vllm:prompt_tokens_total",
+        "vllm:prefix_cache_queries_total",
+        "vllm:request_prompt_tokens_sum",
+    ),
+    "cached_tokens": ("llamacpp:prompt_tokens_cached_total", "vllm:prefix_cache_hits_total"),
+    "completion_tokens": (
+        "kvtrio_generated_tokens_total",
+        "llamacpp:tokens_predicted_total",
+        "vllm:generation_tokens_total",
+        "vllm:request_generation_tokens_sum",
+    ),
+}
+"""What ``usage`` says, and the metrics that say the same."""
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("number", [1, 2, 3, 4])
+async def test_usage_is_what_the_metrics_add(
+    autojump_clock: Any, path: str, stream: bool, number: int
+) -> None:
+    """However many answers a prompt gets, it counts once; what its copies took counts apart."""
+    text = "a prompt of eighty tokens or so, which all of its answers share among them " * 2
+    body: dict[str, Any] = {"n": number, "max_tokens": 3, "stream": stream}
+    if path.endswith("chat/completions"):
+        body["messages"] = [{"role": "user", "content": text}]
+    else:
+        body["prompt"] = text
+    if stream:
+        body["stream_options"] = {"include_usage": True}
+    async with serving() as server:
+        before = await scrape(server)
+        reply = await server.post(path, body)
+        after = await scrape(server)
+        usage = (reply.events[-1] if stream else reply.json)["usage"]
+        told = {**usage, **usage["prompt_tokens_details"]}
+        for field, names in COUNTERS.items():
+            deltas = {name: value(after, name) - value(before, name) for name in names}
+            assert deltas == dict.fromkeys(names, told[field])
+        copies = value(after, "kvtrio_copied_prompt_tokens_total")
+        assert copies == (number - 1) * usage["prompt_tokens"]
+        reused = value(after, "kvtrio_copied_prompt_tokens_total", source="reused")
+        assert reused >= (copies * 0.7 if number > 1 else 0)
+        assert value(after, "kvtrio_requests_total") == number
+        records = server.stack.records.requests
+        assert sorted(record.is_copy for record in records) == [False] + [True] * (number - 1)
+        firsts = [record.num_prompt_tokens for record in records if not record.is_copy]
+        assert sum(firsts) == usage["prompt_tokens"]
+
+
+async def test_prompts_of_a_batch_are_no_copies(autojump_clock: Any) -> None:
+    """Each counts, with its first answer."""
+    async with serving() as server:
+        body = {"prompt": ["one", "three", "five"], "n": 2, "max_tokens": 2}
+        usage = (await server.post("/v1/completions", body)).json["usage"]
+        samples = await scrape(server)
+        assert usage["prompt_tokens"] == 4 + 6 + 5
+        assert value(samples, "kvtrio_prompt_tokens_total") == usage["prompt_tokens"]
+        assert value(samples, "kvtrio_copied_prompt_tokens_total") == usage["prompt_tokens"]
 
 
 async def test_steps_moves_and_times_add_up(autojump_clock: Any) -> None:
