@@ -27,7 +27,7 @@ class Priority:
         reading.sort(key=lambda request: _order(view, request))
         is_reading = [budget.prefill(request) > 0 for request in reading]
         if reading and not any(is_reading):
-            budget.force_block(reading[0])
+            budget.force(reading[0])
         return Plan(budget.shares, tuple(victims))
 
 

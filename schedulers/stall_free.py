@@ -3,8 +3,8 @@
 Every decoding request gets its token in every step. Prompts get the time that is left under the
 bound on the gap between streamed tokens, as predicted by the cost model (stall-free batching:
 Agrawal et al., OSDI 2024, with milliseconds in place of tokens). The shortest remaining prompt goes
-first, and waiting counts as much as being short, so that none starves. If not even a block fits,
-one block is read all the same.
+first, and waiting counts as much as being short, so that none starves. If not even a
+few tokens fit, a few are read all the same.
 """
 
 from kvtrio.core.budget import Budget
@@ -24,7 +24,7 @@ class StallFree:
         reading.sort(key=lambda request: urgency(view, request))
         is_reading = [budget.prefill(request) > 0 for request in reading]
         if reading and not any(is_reading):
-            budget.force_block(reading[0])
+            budget.force(reading[0])
         return Plan(budget.shares)
 
 

@@ -5,6 +5,9 @@ from attrs import define, field
 from kvtrio.core.cost import Load
 from kvtrio.core.policy import RequestView, Share, View
 
+LEAST_TOKENS = 8
+"""What a prompt progresses by where not even that much fits: half a block or less, since late in a
+long prompt a block alone can cost more than the bound."""
 RESERVE = 0.93
 """Share of a bound that is planned; the rest is for what happens between two steps, and for what
 the model of the machine does not know yet."""
@@ -42,22 +45,25 @@ class Budget:
         self.shares = [Share(request.request_id, 1) for request in requests]
 
     def prefill(self, request: RequestView) -> int:
-        """As much of the request as fits into the time that is left, in whole blocks unless it is
-        all; returns how much."""
+        """As much of the request as fits into the time that is left; returns how much. Up to the
+        end of a block where that is not all of it, unless not even a block fits."""
         if not self.has_place(request):
             return 0
         start, most = request.num_computed_tokens, self._most(request)
         num = self.view.cost.most_tokens(self._with(request), start, most, self.limit_s)
         if num < request.num_missing:
-            num = max(0, (start + num) // self.view.block_size * self.view.block_size - start)
+            size = self.view.block_size
+            whole = (start + num) // size * size - start
+            num = whole if whole > 0 else num if num >= LEAST_TOKENS else 0
         if num:
             self._add(request, num)
         return num
 
-    def force_block(self, request: RequestView) -> None:
-        """Progress to the next end of a block whatever it costs, so that nothing starves."""
+    def force(self, request: RequestView) -> None:
+        """A little progress whatever it costs, so that nothing starves."""
         size = self.view.block_size
-        num = min(size - request.num_computed_tokens % size, self._most(request))
+        to_end = size - request.num_computed_tokens % size
+        num = min(LEAST_TOKENS, to_end, self._most(request))
         if num > 0 and self.has_place(request):
             self._add(request, num)
 

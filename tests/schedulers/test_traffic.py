@@ -27,7 +27,7 @@ def pastes(count, num_prompt, every_s, start_s=5.0):
 
 
 def breaches(run):
-    """Steps over their limit that did more than one block of progress."""
+    """Steps over their limit that did more than the least progress, or more than one block."""
     late = run.steps[WARM_UP:]
     return [step for step in late if step.seconds > step.limit_s and step.num_blocks_read > 1]
 
