@@ -71,6 +71,8 @@ class Submit:
     """Of the prompt: those that kept the ids with which they were generated here."""
     is_copy: bool = False
     """Another request for the same prompt of the same caller stands for it in prompt totals."""
+    is_silent: bool = False
+    """The prompt is to be read and nothing written; the token that comes with it does not count."""
 
 
 @frozen

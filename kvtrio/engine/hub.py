@@ -221,7 +221,7 @@ def _record(finished: Finished, live: _Live) -> RequestRecord:
         num_prompt_tokens=finished.num_prompt_tokens,
         num_cached_tokens=finished.num_cached_tokens,
         num_computed_tokens=finished.num_computed_tokens,
-        num_generated_tokens=finished.num_generated_tokens,
+        num_generated_tokens=0 if submit.is_silent else finished.num_generated_tokens,
         queue_s=finished.queue_s,
         prefill_s=finished.prefill_s,
         decode_s=finished.decode_s,

@@ -74,7 +74,7 @@ class Requests:
     by_reason: Counter[FinishReason] = field(factory=Counter)
     by_miss: Counter[tuple[MissReason, TurnClass]] = field(factory=Counter)
     prefill_total_s: float = 0.0
-    """Until the first token, of first answers that got one."""
+    """Of prompts that were read to their end."""
     decode_total_s: float = 0.0
     queue: Spread = field(factory=Spread)
     prefill: Spread = field(factory=Spread)
@@ -124,7 +124,7 @@ class Requests:
         self.num_device_tokens += report.num_device_tokens
         self.num_host_tokens += report.num_host_tokens
         self.num_recalled_tokens += record.num_recalled_tokens
-        if record.num_generated_tokens:
+        if record.num_computed_tokens + record.num_cached_tokens == record.num_prompt_tokens:
             self.prefill_total_s += record.prefill_s
             self.prompt_tokens.add(record.num_prompt_tokens)
 

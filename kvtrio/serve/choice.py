@@ -77,9 +77,7 @@ class Choice:
 
     @property
     def is_silent(self) -> bool:
-        """The caller wants the prompt to be read and nothing written. The engine has to sample to
-        be done with a prompt; that token is dropped here."""
-        return self.job.max_new_tokens == 0
+        return self.job.is_silent
 
 
 @frozen

@@ -96,6 +96,12 @@ class Job:
     def num_answers(self) -> int:
         return len(self.prompts) * self.n
 
+    @property
+    def is_silent(self) -> bool:
+        """The caller wants the prompt to be read and nothing written. The engine has to sample to
+        be done with a prompt; that token is dropped."""
+        return self.max_new_tokens == 0
+
     def admitted(self, selection: Selection) -> "Job":
         """The job under the adapters that are its from now on."""
         segments = tuple(selection.segments(prompt) for prompt in self.prompts)

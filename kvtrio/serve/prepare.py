@@ -89,6 +89,9 @@ class Preparer:
         sampling = sampling_params(body, self.settings.sampling, tokenizer, asker.seed)
         n, stops = self._checked_n(body), stop_strings(body)
         self._check_cells(body, prompts, n, num_probs)
+        # Where nothing is written, nothing that was written ends it.
+        is_silent = max_new_tokens(body) == 0
+        matched = () if is_silent else stops
         return Job(
             prompts=prompts,
             prompt_field="prompt",
@@ -97,9 +100,9 @@ class Preparer:
             sampling=evolve(sampling, num_logprobs=num_probs),
             is_seeded=is_seeded(body),
             ignore_eos=bool(body.ignore_eos),
-            eos_ids=frozenset() if body.ignore_eos else tokenizer.eog_ids,
+            eos_ids=frozenset() if body.ignore_eos or is_silent else tokenizer.eog_ids,
             stops=stops,
-            matchers=tuple(TextMatcher(tokenizer, stops) for _ in range(len(prompts) * n)),
+            matchers=tuple(TextMatcher(tokenizer, matched) for _ in range(len(prompts) * n)),
             alignments=() if num_probs is None else self._alignments(len(prompts) * n),
             place=self._checked_place(body),
             wants=_wants(body),

@@ -7,9 +7,10 @@ import trio
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from harness.serving import Serving, serving
+from harness.serving import EOS, Serving, serving
 from harness.virtual import SimSettings
 from kvtrio.backends.sim import HashTokens
+from kvtrio.core.types import FinishReason
 from kvtrio.engine.records import BreachReason
 from kvtrio.schedulers.priority import Priority
 
@@ -174,6 +175,39 @@ async def test_usage_is_what_the_metrics_add(
         assert sorted(record.is_copy for record in records) == [False] + [True] * (number - 1)
         firsts = [record.num_prompt_tokens for record in records if not record.is_copy]
         assert sum(firsts) == usage["prompt_tokens"]
+
+
+@pytest.mark.parametrize("path", [NATIVE, "/v1/completions", "/v1/chat/completions"])
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("first_token", [ord("a"), EOS])
+async def test_a_prompt_that_was_only_read_has_no_answer(
+    autojump_clock: Any, path: str, stream: bool, first_token: int
+) -> None:
+    """Zero tokens wanted: whatever came with the prompt, answer, record and metrics say zero, and
+    that the limit was met."""
+    body: dict[str, Any] = {"max_tokens": 0, "stream": stream, "stop": ["a"]}
+    if path.endswith("chat/completions"):
+        body["messages"] = [{"role": "user", "content": "read this"}]
+    else:
+        body["prompt"] = "read this"
+    async with serving((first_token,)) as server:
+        reply = await server.post(path, body)
+        last = reply.events[-1] if stream else reply.json
+        (record,) = server.stack.records.requests
+        samples = await scrape(server)
+        assert last["timings"]["predicted_n"] == record.num_generated_tokens == 0
+        for name in COUNTERS["completion_tokens"]:
+            assert value(samples, name) == 0
+        for name in COUNTERS["prompt_tokens"]:
+            assert value(samples, name) == last["timings"]["prompt_n"]
+        prompt_s = last["timings"]["prompt_ms"] / 1e3
+        assert value(samples, "llamacpp:prompt_seconds_total") == pytest.approx(prompt_s)
+        told = last if path == NATIVE else last["choices"][0]
+        assert told.get("stop_type", "limit") == "limit"
+        assert told.get("stopping_word", "") == ""
+        assert told.get("finish_reason", "length") == "length"
+        assert (record.reason, record.stopped_by_text) == (FinishReason.LENGTH, False)
+        assert value(samples, "kvtrio_requests_total", reason="length") == 1
 
 
 async def test_prompts_of_a_batch_are_no_copies(autojump_clock: Any) -> None:
