@@ -9,8 +9,8 @@ from attrs import evolve, frozen
 from kvtrio.config import AdapterSettings, ConfigError
 from kvtrio.model.adapters import AdapterData, load_adapter
 from kvtrio.model.spec import ModelSpec
-from kvtrio.serve.adapters import MAX_ADAPTERS, AdapterInfo
-from kvtrio.serve.schema import MAX_NAME_CHARS, MAX_SCALE
+from kvtrio.serve.adapters import MAX_ADAPTERS, AdapterInfo, is_name
+from kvtrio.serve.schema import MAX_ADAPTER_NAME_CHARS, MAX_SCALE
 
 
 @frozen(kw_only=True)
@@ -36,10 +36,9 @@ def wanted_adapters(settings: AdapterSettings, reserved: str) -> tuple[WantedAda
     wanted = [parse_adapter(value) for value in settings.lora]
     names = [each.name for each in wanted]
     for name in names:
+        _check_name(name)
         if names.count(name) > 1 or name == reserved:
             raise ConfigError(f"--lora: the name {name!r} is taken; give another: NAME=PATH")
-        if not 0 < len(name) <= MAX_NAME_CHARS:
-            raise ConfigError(f"--lora: a name has 1 to {MAX_NAME_CHARS} characters")
     if len(wanted) > MAX_ADAPTERS:
         raise ConfigError(f"--lora: at most {MAX_ADAPTERS} adapters")
     if settings.lora_init_without_apply:
@@ -47,11 +46,21 @@ def wanted_adapters(settings: AdapterSettings, reserved: str) -> tuple[WantedAda
     return tuple(wanted)
 
 
+def _check_name(name: str) -> None:
+    if len(name) > MAX_ADAPTER_NAME_CHARS or not is_name(name):
+        raise ConfigError(
+            f"--lora: a name has 1 to {MAX_ADAPTER_NAME_CHARS} printable characters and no comma;"
+            " give another: NAME=PATH"
+        )
+
+
 def parse_adapter(value: str) -> WantedAdapter:
     """PATH, PATH:SCALE or NAME=PATH[:SCALE]; a path that exists is taken as it stands."""
     if Path(value).expanduser().exists():
         return _wanted("", value, 1.0)
     name, has_name, rest = value.partition("=")
+    if has_name and not name:
+        raise ConfigError("--lora: there is no name before the '='")
     if not has_name:
         name, rest = "", value
     path, has_scale, number = rest.rpartition(":")

@@ -22,14 +22,17 @@ from kvtrio.obs.events import AdapterChange
 from kvtrio.obs.identity import adapter_set
 from kvtrio.obs.schema import Digest
 from kvtrio.obs.words import AdapterEvent
-from kvtrio.serve.adapters import Adapter, AdapterInfo, Adapters, Lease, Scales
+from kvtrio.serve.adapters import Adapter, AdapterInfo, Adapters, Lease, Scales, is_name
 from kvtrio.serve.errors import (
     ADAPTER_REFUSED,
     NO_ADAPTER_DIR,
     NO_ADAPTER_ROOM,
     TAKEN_NAME,
+    WRONG_VALUE,
     ApiError,
 )
+
+NAMES = "expected printable characters without commas"
 
 
 @frozen(kw_only=True)
@@ -68,6 +71,8 @@ class AdapterLoader:
         folder = self.settings.folder
         if folder is None:
             raise ApiError(NO_ADAPTER_DIR)
+        if not is_name(name):
+            raise ApiError(WRONG_VALUE, "lora_name", expected=NAMES)
         if name == self.settings.reserved:
             raise ApiError(TAKEN_NAME, "lora_name")
         async with self._lock:

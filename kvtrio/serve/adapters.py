@@ -74,6 +74,12 @@ class Adapter:
         return last_place(prompt, wanted) if wanted else 0
 
 
+def is_name(text: str) -> bool:
+    """Whether an adapter may be called that: names stand in metrics, some of them in lists with
+    commas, in answers, and in terminals. How long they may be is the schema's business."""
+    return bool(text) and text.isprintable() and "," not in text
+
+
 def last_place(tokens: Sequence[int], wanted: Sequence[int]) -> int | None:
     """Where ``wanted`` occurs last in ``tokens``."""
     size = array("I").itemsize

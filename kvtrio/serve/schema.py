@@ -30,6 +30,7 @@ MAX_BIAS_CHARS = 256
 MAX_PROMPTS = 64
 MAX_MESSAGES = 4096
 MAX_NAME_CHARS = 64
+MAX_ADAPTER_NAME_CHARS = 128
 MAX_SESSION_CHARS = 128
 MAX_PATH_CHARS = 1024
 MAX_SALT_CHARS = 256
@@ -182,14 +183,14 @@ class DetokenizeBody(msgspec.Struct, kw_only=True):
 class LoadAdapterBody(msgspec.Struct, kw_only=True):
     """POST /v1/load_lora_adapter; vLLM's."""
 
-    lora_name: Annotated[str, Meta(min_length=1, max_length=MAX_NAME_CHARS)]
+    lora_name: Annotated[str, Meta(min_length=1, max_length=MAX_ADAPTER_NAME_CHARS)]
     lora_path: Annotated[str, Meta(min_length=1, max_length=MAX_PATH_CHARS)]
 
 
 class UnloadAdapterBody(msgspec.Struct, kw_only=True):
     """POST /v1/unload_lora_adapter; vLLM's."""
 
-    lora_name: Annotated[str, Meta(min_length=1, max_length=MAX_NAME_CHARS)]
+    lora_name: Annotated[str, Meta(min_length=1, max_length=MAX_ADAPTER_NAME_CHARS)]
 
 
 def parse_whole(body: bytes, kind: type[T]) -> T:

@@ -121,14 +121,30 @@ def test_init_without_apply_starts_at_zero() -> None:
         (("model=a.gguf",), "'model' is taken"),
         (("a.gguf:inf",), "scale"),
         (("a.gguf:1e9",), "scale"),
-        (("x" * 65 + "=a.gguf",), "64"),
+        (("x" * 129 + "=a.gguf",), "128"),
+        (("=a.gguf",), "no name"),
+        (("=",), "no name"),
+        (("a,b=a.gguf",), "comma"),
+        (("a,b.gguf",), "NAME=PATH"),
+        (("a\nb=a.gguf",), "printable"),
+        (("a\x1b[2J=a.gguf",), "printable"),
+        (("a\u202eb=a.gguf",), "printable"),
+        (("\udc80.gguf",), "printable"),
         (tuple(f"{number}=a.gguf" for number in range(65)), "at most"),
     ],
 )
 def test_adapters_that_cannot_be(lora: tuple[str, ...], reason: str) -> None:
     """One clear line for each mistake."""
-    with pytest.raises(ConfigError, match=reason):
+    with pytest.raises(ConfigError, match=reason) as caught:
         wanted_adapters(AdapterSettings(lora=lora), "model")
+    assert str(caught.value).isprintable()
+
+
+def test_names_of_adapters_may_be_long_and_foreign() -> None:
+    """All that can be printed, but for commas."""
+    names = ("x" * 128, "m\u00fcller's fox; 2", "\u4f60\u597d")
+    settings = AdapterSettings(lora=tuple(f"{name}=a.gguf" for name in names))
+    assert tuple(each.name for each in wanted_adapters(settings, "model")) == names
 
 
 def test_adapters_are_read_in_order(tmp_path: Path) -> None:

@@ -164,7 +164,13 @@ async def test_loading_holds_nobody_up(autojump_clock: Any, lora_dir: Path) -> N
         ("x", "a.gguf\0", 400, "adapter_refused"),
         ("sim-model", "a.gguf", 400, "taken_name"),
         ("", "a.gguf", 400, "bad_request"),
-        ("x" * 65, "a.gguf", 400, "bad_request"),
+        ("x" * 129, "a.gguf", 400, "bad_request"),
+        ("a,b", "a.gguf", 400, "wrong_value"),
+        ("a\nb", "a.gguf", 400, "wrong_value"),
+        ("a\0", "a.gguf", 400, "wrong_value"),
+        ("a\x7f", "a.gguf", 400, "wrong_value"),
+        ("a\u2028b", "a.gguf", 400, "wrong_value"),
+        ("\ud800", "a.gguf", 400, None),
         ("x", "", 400, "bad_request"),
         ("x", None, 400, "bad_request"),
         (None, "a.gguf", 400, "bad_request"),
@@ -172,7 +178,7 @@ async def test_loading_holds_nobody_up(autojump_clock: Any, lora_dir: Path) -> N
     ],
 )
 async def test_what_cannot_be_loaded(
-    autojump_clock: Any, lora_dir: Path, name: Any, path: Any, status: int, code: str
+    autojump_clock: Any, lora_dir: Path, name: Any, path: Any, status: int, code: str | None
 ) -> None:
     """A clear 4xx; the adapters that are there stay as they were, and nothing is echoed."""
     async with serving(lora_dir=lora_dir) as server:
@@ -180,11 +186,20 @@ async def test_what_cannot_be_loaded(
         before = await listed(server)
         reply = await server.post(LOAD, {"lora_name": name, "lora_path": path})
         assert reply.status == status
-        if code != "bad_request":
+        if code not in (None, "bad_request"):
             assert reply.error["kvtrio"]["code"] == code
         assert str(lora_dir) not in reply.raw.body.decode()
         assert "passwd" not in reply.raw.body.decode()
         assert await listed(server) == before
+
+
+async def test_names_may_be_long_and_foreign(autojump_clock: Any, lora_dir: Path) -> None:
+    """All that can be printed, but for commas; such an adapter can be asked for."""
+    async with serving(lora_dir=lora_dir) as server:
+        for name in ("x" * 128, "m\u00fcller's fox; 2", "\u4f60\u597d"):
+            await load(server, name, "a.gguf")
+            assert (await complete(server, model=name))["model"] == name
+            assert (await server.post(UNLOAD, {"lora_name": name})).status == 200
 
 
 async def test_a_stray_tensor_is_named(autojump_clock: Any, lora_dir: Path) -> None:
