@@ -4,12 +4,14 @@ import json
 import re
 import subprocess
 import sys
+from enum import Enum
 
 import pytest
 
 from harness.process import ServerProcess
 from harness.source_tree import ROOT
 from kvtrio.cli import main
+from kvtrio.core.explain import MissReason, TurnClass
 from kvtrio.obs.events import CATALOGUE
 from kvtrio.obs.schema import name_of
 
@@ -84,3 +86,10 @@ def test_every_event_is_in_the_readme() -> None:
     """The table of log lines is the catalogue."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert [name for name in map(name_of, CATALOGUE) if f"`{name}`" not in text] == []
+
+
+@pytest.mark.parametrize("words", [MissReason, TurnClass], ids=["reason", "turn"])
+def test_every_word_about_reuse_is_in_the_readme(words: type[Enum]) -> None:
+    """Answers and log lines use no other."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert [each.value for each in words if f"`{each.value}`" not in text] == []

@@ -1,5 +1,7 @@
 """GET /metrics: readable by the official parser, and equal to the sum of what was answered."""
 
+import io
+import json
 from typing import Any
 
 import pytest
@@ -10,8 +12,12 @@ from prometheus_client.samples import Sample
 from harness.serving import EOS, Serving, serving
 from harness.virtual import SimSettings
 from kvtrio.backends.sim import HashTokens
-from kvtrio.core.types import FinishReason
-from kvtrio.engine.records import BreachReason
+from kvtrio.core.explain import CacheReport, MissReason, TurnClass
+from kvtrio.core.types import FinishReason, RequestId
+from kvtrio.engine.records import BreachReason, RequestRecord
+from kvtrio.obs.logging import Clock, Log
+from kvtrio.obs.observer import FanOut, JsonObserver
+from kvtrio.obs.tally import Tally
 from kvtrio.schedulers.priority import Priority
 
 NATIVE = "/completion"
@@ -354,6 +360,52 @@ async def test_what_was_left_counts_as_aborted(autojump_clock: Any) -> None:
         samples = await scrape(server)
         assert value(samples, "kvtrio_requests_total", reason="abort") == 1
         assert value(samples, "kvtrio_prompt_tokens_total") == 2
+
+
+async def test_what_never_started_was_never_looked_up(autojump_clock: Any) -> None:
+    """A request that left the queue for good has a reason of its own, and is no cache miss."""
+    async with serving(sim=SimSettings(num_places=1)) as server:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(server.post, NATIVE, {"prompt": "x", "n_predict": 30})
+            await trio.sleep(0.05)
+            waiting = {"prompt": "y", "stream": True, "cache_prompt": True}
+            await server.post(NATIVE, waiting, hang_up_after_s=0.05)
+        await server.stack.engine.wait_idle()
+        left, answered = server.stack.records.requests
+        assert (left.reason, left.place) == (FinishReason.ABORT, None)
+        assert left.cache.reason is MissReason.NOT_STARTED
+        samples = await scrape(server)
+        assert value(samples, "kvtrio_requests_total") == 2
+        assert value(samples, "kvtrio_cache_lookups_total") == 1
+        assert value(samples, "kvtrio_cache_lookups_total", reason="first_turn") == 1
+        assert value(samples, "kvtrio_prompt_tokens_total") == answered.num_prompt_tokens
+
+
+@pytest.mark.parametrize("reason", list(MissReason))
+def test_every_reason_is_written_and_counted(reason: MissReason) -> None:
+    """One that the core adds needs nothing here."""
+    out, tally = io.BytesIO(), Tally()
+    record = RequestRecord(
+        request_id=RequestId(1),
+        reason=FinishReason.STOP,
+        stopped_by_text=False,
+        place=0,
+        num_prompt_tokens=2,
+        num_cached_tokens=0,
+        num_computed_tokens=2,
+        num_generated_tokens=1,
+        queue_s=0.0,
+        prefill_s=0.1,
+        decode_s=0.0,
+        gap_p50_s=None,
+        gap_p99_s=None,
+        gap_max_s=None,
+        cache=CacheReport(reason=reason),
+    )
+    clock = Clock(monotonic_ns=lambda: 1, wall_s=lambda: 1.0)
+    FanOut((tally, JsonObserver(Log(out, clock), key=b"log key"))).request(record)
+    assert json.loads(out.getvalue())["miss_reason"] == reason.value
+    assert tally.requests.by_miss[reason, TurnClass.FIRST] == 1
 
 
 async def test_no_label_holds_a_callers_words(autojump_clock: Any) -> None:
