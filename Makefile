@@ -1,9 +1,18 @@
 # serve: set up and run the server. test: set up and run the tests. check: all that CI runs.
+# TORCH=cpu takes the CPU build of torch; without it pip chooses, on Linux the one with CUDA (4.4 GB).
 VENV ?= .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 ARGS ?=
+TORCH ?=
+CPU_INDEX := https://download.pytorch.org/whl/cpu
+
+ifeq ($(TORCH),cpu)
+TORCH_READY := $(VENV)/.torch-cpu
+else ifneq ($(TORCH),)
+$(error TORCH can only be cpu)
+endif
 
 .PHONY: serve test check lint types clean
 
@@ -32,11 +41,17 @@ types: $(VENV)/.test
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.serve: pyproject.toml constraints.txt | $(BIN)/python
+# Before all else, so that pip finds torch installed and keeps it. Without dependencies: those come
+# from the usual index, in the versions of constraints.txt.
+$(VENV)/.torch-cpu: constraints.txt | $(BIN)/python
+	$(PIP) install -c constraints.txt --no-deps --force-reinstall --index-url $(CPU_INDEX) torch
+	touch $@
+
+$(VENV)/.serve: pyproject.toml constraints.txt $(TORCH_READY) | $(BIN)/python
 	$(PIP) install -c constraints.txt -e .
 	touch $@
 
-$(VENV)/.test: pyproject.toml constraints.txt | $(BIN)/python
+$(VENV)/.test: pyproject.toml constraints.txt $(TORCH_READY) | $(BIN)/python
 	$(PIP) install -c constraints.txt -e '.[test]'
 	touch $@ $(VENV)/.serve
 

@@ -10,6 +10,7 @@ from kvtrio.cli import exits
 from kvtrio.cli.chat import chat
 from kvtrio.cli.fetch import fetch
 from kvtrio.cli.serve import serve
+from kvtrio.cli.streams import OutputError, steady_streams
 
 HELP = """Serve a language model to several users, over the OpenAI and llama-server APIs.
 
@@ -29,22 +30,29 @@ app.command(chat)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return the exit code: 0 good, 2 the user can mend it, 1 our fault."""
+    """Run one command and return the exit code; see ``kvtrio.cli.exits``."""
+    with steady_streams():
+        try:
+            code = _run(sys.argv[1:] if arguments is None else arguments)
+            sys.stdout.flush()
+        except OutputError as error:
+            if error.is_reader_gone:
+                return exits.OK  # whoever read has seen enough
+            exits.complain(error)
+            return exits.USAGE
+    return code
+
+
+def _run(arguments: Sequence[str]) -> int:
     try:
-        code = app(
-            list(sys.argv[1:] if arguments is None else arguments),
-            exit_on_error=False,
-            print_error=False,
-        )
+        code = app(list(arguments), exit_on_error=False, print_error=False)
     except CycloptsError as error:
         exits.complain(f"{error} Try --help.")
         return exits.USAGE
     except KeyboardInterrupt:
         return exits.INTERRUPTED
-    except BrokenPipeError:
-        # Whoever read our output has gone; Python would complain once more at exit.
-        sys.stderr.close()
-        return exits.OK
+    except OutputError:
+        raise
     except Exception as error:
         exits.report_bug(error)
         return exits.BUG

@@ -43,7 +43,10 @@ def chat(
 
 
 def _answer_once(client: ChatClient, messages: list[Message]) -> int:
-    text = sys.stdin.read().strip()
+    try:
+        text = sys.stdin.read().strip()
+    except (OSError, UnicodeDecodeError):
+        raise ChatError("the input cannot be read as text") from None
     if not text:
         raise ChatError("there is no message on the input")
     for piece in client.stream([*messages, Message("user", text)]):
@@ -85,6 +88,8 @@ def _read_line() -> str | None:
     """Return the next line, or None if the user wants to leave."""
     try:
         text = input(PROMPT).strip()
+    except UnicodeDecodeError:
+        return ""  # no text; the prompt comes again
     except (EOFError, KeyboardInterrupt):
         print(file=sys.stderr)
         return None

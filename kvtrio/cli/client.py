@@ -80,7 +80,10 @@ class ChatClient:
         headers = {"Content-Type": "application/json"}
         if self.api_key:
             headers["Authorization"] = f"Bearer {self.api_key}"
-        connection.request("POST", self.path, json.dumps(body).encode(), headers)
+        try:
+            connection.request("POST", self.path, json.dumps(body).encode(), headers)
+        except ValueError:
+            raise ChatError("--url or --api-key holds signs that cannot be sent") from None
         response = connection.getresponse()
         if response.status != http.client.OK:
             raise ChatError(_refusal(response))
@@ -94,7 +97,11 @@ def _pieces(lines: Iterator[bytes] | http.client.HTTPResponse) -> Iterator[str]:
         data = line.removeprefix(STREAM).strip()
         if data == END:
             return
-        yield from _texts(json.loads(data))
+        try:
+            texts = list(_texts(json.loads(data)))
+        except (ValueError, LookupError, TypeError, AttributeError):
+            raise ChatError("the server's answer makes no sense") from None
+        yield from texts
     raise ChatError("the server ended the answer too early")
 
 

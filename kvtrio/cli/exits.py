@@ -5,11 +5,13 @@ import traceback
 from collections.abc import Iterator
 
 OK = 0
+"""Done; of ``serve``: stopped by SIGINT or SIGTERM, whenever that was."""
 BUG = 1
+"""A fault of ours."""
 USAGE = 2
-"""The command line, a file or the machine does not fit; the user can change that."""
+"""The command line, a file, the output or the machine does not fit; the user can change that."""
 INTERRUPTED = 130
-"""Ctrl-C; the shells' convention: 128 + SIGINT."""
+"""``fetch`` or ``chat`` was cut short; the shells' convention: 128 + SIGINT."""
 
 
 def complain(message: object) -> None:

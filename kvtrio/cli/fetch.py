@@ -5,6 +5,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from kvtrio.cli import exits
+from kvtrio.cli.signals import Stop, stop_signals
 
 
 def fetch(name: Annotated[str, Parameter(help="smollm2 or gemma3-270m.")], /) -> int:
@@ -16,7 +17,8 @@ def fetch(name: Annotated[str, Parameter(help="smollm2 or gemma3-270m.")], /) ->
     from kvtrio.model import fetch as models
 
     try:
-        path = models.fetch(name, models.default_cache_dir(), progress=True)
+        with stop_signals(Stop.UNWIND):
+            path = models.fetch(name, models.default_cache_dir(), progress=True)
     except models.FetchError as error:
         exits.complain(error)
         return exits.USAGE

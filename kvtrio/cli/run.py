@@ -18,6 +18,7 @@ from kvtrio.cli.identity import Secrets, key_maker
 from kvtrio.cli.interpreter import collect_garbage, collect_in_thread, tuned
 from kvtrio.cli.logs import Begun, open_log, server_start
 from kvtrio.cli.prepare import Prepared, core_config, prepare
+from kvtrio.cli.signals import Stop, StopSignals
 from kvtrio.config import ConfigError, ServeConfig
 from kvtrio.core.machine import Core
 from kvtrio.engine.executor import ThreadExecutor, open_thread_executor
@@ -57,28 +58,30 @@ USER_ERRORS = (
 """Each carries one clear line; what to do about it is in the user's hands."""
 
 
-def run_server(config: ServeConfig) -> int:
+def run_server(config: ServeConfig, stop: StopSignals) -> int:
     """Serve until told to stop; return the exit code."""
     with ExitStack() as stack:
-        return _run(config, stack)
+        return _run(config, stack, stop)
 
 
-def _run(config: ServeConfig, stack: ExitStack) -> int:
+def _run(config: ServeConfig, stack: ExitStack, stop: StopSignals) -> int:
     began_s = time.perf_counter()
     code, log = exits.OK, None
     try:
         log = open_log(config.logs, stack)
         run_secrets = Secrets()
         observer = JsonObserver(log, key=run_secrets.sealer.log_key)
+        stop.way = Stop.UNWIND  # a model may be downloaded
         prepared = prepare(config, stack)
+        stop.way = Stop.LEAVE
         watch = StallWatch(log, time.perf_counter)
-        trio.run(_serve, prepared, run_secrets, observer, instruments=[watch])
+        trio.run(_serve, prepared, run_secrets, observer, stop, instruments=[watch])
         log.emit(_stop_line(observer, time.perf_counter() - began_s))
     except* USER_ERRORS as group:
         exits.complain(exits.first_leaf(group))
         code = exits.USAGE
     except* KeyboardInterrupt:
-        code = exits.INTERRUPTED
+        code = exits.OK  # before anything was served: there is nothing to log
     except* Exception as group:
         exits.report_bug(group)
         if log is not None:
@@ -88,7 +91,9 @@ def _run(config: ServeConfig, stack: ExitStack) -> int:
     return code
 
 
-async def _serve(prepared: Prepared, run_secrets: Secrets, observer: JsonObserver) -> None:
+async def _serve(
+    prepared: Prepared, run_secrets: Secrets, observer: JsonObserver, stop: StopSignals
+) -> None:
     """Load the weights on the model's own thread, then run engine and HTTP until a signal."""
     began_s = time.perf_counter()
     build = partial(prepared.backend.load, prepared.file, prepared.spec, prepared.backend_settings)
@@ -106,6 +111,7 @@ async def _serve(prepared: Prepared, run_secrets: Secrets, observer: JsonObserve
             services = _services(prepared, engine, run_secrets, observer.log, tally)
             await _load_adapters(prepared, services.loader)
             urls = await nursery.start(_serve_http, prepared, services, name="http")
+            stop.way = Stop.IGNORE  # from here on a signal drains
             begun = Begun(url=urls[0], load_s=load_s, log_key=run_secrets.sealer.log_key)
             observer.log.emit(server_start(prepared, executor.info, begun))
             announce(prepared, executor.info, urls[0])

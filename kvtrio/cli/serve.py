@@ -4,6 +4,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from kvtrio.cli.signals import Stop, stop_signals
 from kvtrio.config import (
     AdapterSettings,
     HttpOptions,
@@ -33,6 +34,7 @@ def serve(
     logs: LogSettings | None = None,
 ) -> int:
     """Serve a model until SIGTERM or Ctrl-C; then running answers finish and the process exits.
+    While it still loads, it exits at once.
 
     Exit codes: 0 stopped as asked, 2 something given does not fit (one line says what), 1 a fault.
     """
@@ -46,6 +48,7 @@ def serve(
         logs=logs or LogSettings(),
     )
     # torch, trio and quart take seconds to import; --help and --version do without them.
-    from kvtrio.cli.run import run_server
+    with stop_signals(Stop.LEAVE) as stop:
+        from kvtrio.cli.run import run_server
 
-    return run_server(config)
+        return run_server(config, stop)

@@ -111,6 +111,8 @@ def test_a_refusal_does_not_end_the_conversation(
     [
         (delta("Hel") + b'data: {"error": {"message": "it broke"}}\n\n', "it broke"),
         (delta("Hel"), "too early"),
+        (delta("Hel") + b"data: nonsense\n\n", "no sense"),
+        (delta("Hel") + b'data: {"error": "it broke"}\n\n', "no sense"),
     ],
 )
 def test_a_stream_that_breaks_is_reported(
@@ -134,6 +136,14 @@ def test_no_server_is_one_clear_line(
         port = taken.getsockname()[1]
     assert main(["chat", "--url", f"http://127.0.0.1:{port}"]) == 2
     assert "start one with `kvtrio serve`" in capsys.readouterr().err
+
+
+def test_a_key_that_no_header_can_hold(url: str) -> None:
+    """One clear line, which does not repeat it."""
+    for key in ("a\nb", "\u2603"):
+        stream = ChatClient.for_url(url, key).stream([Message("user", "x")])
+        with pytest.raises(ChatError, match="cannot be sent"):
+            next(stream)
 
 
 @pytest.mark.parametrize(
