@@ -169,6 +169,7 @@ def forecast(predicted_s: float | None) -> dict[str, float]:
     """What an answer or an error says under ``kvtrio`` to one who asked when to expect a token."""
     return {} if predicted_s is None else {"predicted_ttft_ms": predicted_s * 1e3}
 
+
 DEFAULTS = {"about": "", "scope": "in all"}
 """Words that only some errors of a kind need."""
 

@@ -86,9 +86,9 @@ async def test_a_small_job_does_not_wait_for_large_ones() -> None:
         assert gate.wait(timeout=10)
 
     async with trio.open_nursery() as nursery:
-        for number in range(2):
-            nursery.start_soon(partial(offload.run, job, number, num_bytes=100))
+        nursery.start_soon(partial(offload.run, job, 0, num_bytes=100))
         await begun[0].wait()
+        nursery.start_soon(partial(offload.run, job, 1, num_bytes=100))
         assert await offload.run(len, "abc", num_bytes=99) == 3
         await wait_all_tasks_blocked()
         assert not begun[1].is_set()
