@@ -96,6 +96,11 @@ class PrefixIndex:
             parent = child
         return start
 
+    def _is_start(self, block: Block) -> bool:
+        """A whole first block under one identity."""
+        is_whole = len(block.tags) == self.block_size and len(block.identities) == 1
+        return block.parent is self.root and is_whole
+
     def find(self, parent: Block, key: bytes, tags: Sequence[int]) -> Block | None:
         """The child of ``parent`` that holds exactly ``tags``."""
         for block in self.by_key.get(key, ()):
@@ -125,7 +130,7 @@ class PrefixIndex:
         parent.children.insert(at, block)
         self.by_key.setdefault(block.key, []).append(block)
         self.num_blocks += 1
-        if parent is self.root and len(block.tags) == self.block_size:
+        if self._is_start(block):
             self.starts.setdefault(_start(block), {})[block.identities[0].number] = block
         before = parent.children[at - 1] if at else None
         if before is not None and block.tags[: len(before.tags)] == before.tags:
@@ -143,9 +148,9 @@ class PrefixIndex:
         assert not block.children
         siblings = block.parent.children
         del siblings[bisect_left(siblings, block.tags, key=_tags)]
-        if block.parent is self.root and len(block.tags) == self.block_size:
+        if self._is_start(block):
             starts = self.starts[_start(block)]
-            starts.pop(block.identities[0].number, None)
+            del starts[block.identities[0].number]
             if not starts:
                 del self.starts[_start(block)]
         bucket = self.by_key[block.key]

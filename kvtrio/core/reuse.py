@@ -99,7 +99,8 @@ class BlockTables:
         if rest > 0 and request.submit.retain is not Retain.AUXILIARY:
             self._publish(request, rest, now)
         if request.submit.retain is Retain.PIN:
-            published = request.blocks[: request.num_published]
+            # The last one may not be in the index: a longer block there has its tokens.
+            published = [block for block in request.blocks if block.key is not None]
             self.cache.pins.pin(published, now + request.submit.retain_s, now)
         self.cache.release(request.blocks, now)
         request.blocks.clear()

@@ -384,3 +384,23 @@ def test_a_mismatch_is_found_among_many_sets():
         use = AdapterUse(3, bytes([number]) * 32, 1.0)
         server.ask(words(2, 20), **under(use))
     assert server.ask(prompt, **under(B)).cache.num_other_tokens == 19
+
+
+def test_a_first_block_under_two_sets_is_no_start():
+    """An adapter that is activated inside the first block makes no entry for explanations, and
+    losing such blocks harms none."""
+    server = Server(max_context=24, num_host_blocks=2)
+    for seed in range(1, 8):
+        server.ask(words(1, 6 + seed), segments=(Segment(0), Segment(2, (A,))))
+        server.ask(words(1, 6 + seed))
+        server.ask(words(seed, 20))
+
+
+def test_a_pin_on_a_prefix_of_what_is_there_counts_no_block_twice():
+    """A pinned request whose tail a longer block covers pins what is in the index only."""
+    server = Server()
+    server.ask(words(1, 11))
+    server.ask(words(1, 9), max_new_tokens=1, retain=Retain.PIN, retain_s=100.0)
+    server.now += 1000.0
+    server.core.cache.pins.expire(server.now)
+    assert server.core.cache.pins.num_pinned == 0
