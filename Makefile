@@ -14,7 +14,7 @@ else ifneq ($(TORCH),)
 $(error TORCH can only be cpu)
 endif
 
-.PHONY: serve test check lint types clean
+.PHONY: serve test check lint types bench clean
 
 serve: $(VENV)/.serve
 	$(BIN)/kvtrio serve $(ARGS)
@@ -25,6 +25,14 @@ test: $(VENV)/.test
 	$(BIN)/pytest $(ARGS)
 
 check: lint types test
+
+# Tables, no verdicts: scheduling, the prefix index, returning conversations, lateness at the client.
+bench: $(VENV)/.test
+	$(BIN)/python tests/bench/policies.py
+	$(BIN)/python tests/bench/core_cost.py
+	$(BIN)/python tests/bench/index_cost.py
+	$(BIN)/python tests/bench/returning.py
+	$(BIN)/python tests/bench/streams.py
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .
