@@ -31,7 +31,7 @@ class Fair:
             num_tokens = budget.prefill(request)
             if not num_tokens:
                 if not num_shares:
-                    budget.force(request)
+                    budget.force([request])
                 return
             num_shares += 1
             served[request.tenant] = served.get(request.tenant, 0.0) + num_tokens

@@ -17,18 +17,20 @@ class Priority:
     """Stateless; see the module."""
 
     def plan(self, view: View) -> Plan:
-        victims = _victims(view)
+        takers = _takers(view)
+        victims = tuple(takers.values())
         budget = Budget(view)
         budget.num_places_left += len(victims)
         running = [request for request in view.running if request.request_id not in victims]
         budget.decode([request for request in running if request.is_decoding])
         reading = [request for request in running if not request.is_decoding]
         reading += view.waiting
-        reading.sort(key=lambda request: _order(view, request))
+        # A place that was taken from somebody goes to whom it was taken for.
+        reading.sort(key=lambda r: (r.request_id not in takers, _order(view, r)))
         is_reading = [budget.prefill(request) > 0 for request in reading]
-        if reading and not any(is_reading):
-            budget.force(reading[0])
-        return Plan(budget.shares, tuple(victims))
+        if not any(is_reading):
+            budget.force(reading)
+        return Plan(budget.shares, victims)
 
 
 def _order(view: View, request: RequestView) -> tuple[float, bool, float, int]:
@@ -36,15 +38,22 @@ def _order(view: View, request: RequestView) -> tuple[float, bool, float, int]:
     return -rank, request.num_preemptions == 0, request.arrival_s, request.request_id
 
 
-def _victims(view: View) -> list[RequestId]:
-    """One running request for each waiting one of a higher class that finds no place."""
-    places = view.num_free_places
-    running = sorted(view.running, key=lambda request: (request.priority, -request.arrival_s))
-    running = [request for request in running if request.num_preemptions < MAX_PREEMPTIONS]
-    victims: list[RequestId] = []
+def _takers(view: View) -> dict[RequestId, RequestId]:
+    """Waiting requests of a higher class that find no place, and whose place each takes: anybody's
+    of a lower class, or, if it waits for one place, the holder's."""
+    places, takers = view.num_free_places, dict[RequestId, RequestId]()
+    running = [r for r in view.running if r.num_preemptions < MAX_PREEMPTIONS]
+    running.sort(key=lambda request: (request.priority, -request.arrival_s))
     for request in sorted(view.waiting, key=lambda request: -request.priority):
         if places > 0:
             places -= 1
-        elif running and running[0].priority < request.priority:
-            victims.append(running.pop(0).request_id)
-    return victims
+            continue
+        lower = (
+            other
+            for other in running
+            if other.priority < request.priority and request.place in (None, other.place)
+        )
+        if victim := next(lower, None):
+            running.remove(victim)
+            takers[request.request_id] = victim.request_id
+    return takers

@@ -23,8 +23,8 @@ class StallFree:
             reading += view.waiting
         reading.sort(key=lambda request: urgency(view, request))
         is_reading = [budget.prefill(request) > 0 for request in reading]
-        if reading and not any(is_reading):
-            budget.force(reading[0])
+        if not any(is_reading):
+            budget.force(reading)
         return Plan(budget.shares)
 
 

@@ -1,5 +1,7 @@
 """One step's time and tokens, spent share by share: what policies build their plans with."""
 
+from collections.abc import Iterable
+
 from attrs import define, field
 
 from kvtrio.core.cost import Load
@@ -59,13 +61,16 @@ class Budget:
             self._add(request, num)
         return num
 
-    def force(self, request: RequestView) -> None:
-        """A little progress whatever it costs, so that nothing starves."""
+    def force(self, requests: Iterable[RequestView]) -> None:
+        """A little progress for the first that has a place, whatever it costs: nothing starves,
+        and a plan is never empty while something can run."""
         size = self.view.block_size
-        to_end = size - request.num_computed_tokens % size
-        num = min(LEAST_TOKENS, to_end, self._most(request))
-        if num > 0 and self.has_place(request):
-            self._add(request, num)
+        for request in requests:
+            to_end = size - request.num_computed_tokens % size
+            num = min(LEAST_TOKENS, to_end, self._most(request))
+            if num > 0 and self.has_place(request):
+                self._add(request, num)
+                return
 
     def _add(self, request: RequestView, num_tokens: int) -> None:
         self.load = self._with(request).plus_chunk(request.num_computed_tokens, num_tokens)

@@ -12,6 +12,7 @@ attend to, decoding rows, what those attend to, distinct adapters. Two rules kee
 The prior is a slow machine, so the first steps are small ones, and the fit grows from there.
 """
 
+import math
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Iterable
@@ -33,6 +34,10 @@ TYPICAL_S = 0.05
 MOST_SHARE = 10.0
 NUM_RESIDUALS = 128
 QUANTILE = 0.9
+ALARMING = 1.5
+"""Measured over predicted, from which on a step is not noise but news: the machine got slower."""
+CALM = 0.8
+"""How an alarm fades with each step."""
 
 
 @frozen(kw_only=True)
@@ -122,6 +127,8 @@ class CostModel:
     """The fit over the long run; the prior at first."""
     _recent: deque[float] = field(init=False, factory=deque)
     _sorted: list[float] = field(init=False, factory=list)
+    _alarm: float = field(init=False, default=1.0)
+    """Measured over predicted of the worst step lately, calming down step by step."""
 
     def __attrs_post_init__(self) -> None:
         size = len(self.prior)
@@ -134,11 +141,18 @@ class CostModel:
         """A step of ``load`` took ``seconds``."""
         x = _scaled(load)
         mean = sum(w * v for w, v in zip(self.weights, x, strict=True))
+        if not 0.0 < seconds < math.inf:
+            return  # a clock that was set, say: nothing to learn
+        ratio = seconds / mean if self.num_observed and mean > 0.0 else 1.0
         if self.num_observed and mean > 0.0:
-            self._note(seconds / mean)
+            self._note(ratio)
+        self._alarm = max(ratio, 1.0 + CALM * (self._alarm - 1.0))
         self.num_observed += 1
         # Errors count relative to the step: a short one is to be predicted as well as a long one.
+        # One that took much longer than thought proves the fit wrong: it counts in full.
         share = TYPICAL_S / max(seconds, TYPICAL_S / MOST_SHARE)
+        if ratio > ALARMING:
+            share = max(share, 1.0)
         x, seconds = [share * v for v in x], share * seconds
         for i, row in enumerate(self._gram):
             for j in range(len(row)):
@@ -168,7 +182,8 @@ class CostModel:
         if not self._sorted:
             return 1.0
         index = min(int(QUANTILE * len(self._sorted)), len(self._sorted) - 1)
-        return max(1.0, self._sorted[index])
+        alarm = self._alarm if self._alarm > ALARMING else 1.0
+        return max(1.0, self._sorted[index], alarm)
 
     def predict(self, load: Load) -> float:
         """Seconds that a step of ``load`` will hardly exceed."""

@@ -141,6 +141,7 @@ def _request_view(request: Request, num_known: int = 0) -> RequestView:
         tenant=submit.tenant,
         adapters=request.adapter_set,
         num_preemptions=request.num_preemptions,
+        place=submit.place if request.place is None else request.place,
     )
 
 

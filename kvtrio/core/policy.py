@@ -27,6 +27,8 @@ class RequestView:
     adapters: int = 0
     """Number of its adapter set; equal sets, equal numbers."""
     num_preemptions: int = 0
+    place: int | None = None
+    """Where it runs, or the one place that it waits for."""
 
     @property
     def num_missing(self) -> int:

@@ -21,8 +21,10 @@ class Queue:
     preempted: dict[RequestId, Request] = field(init=False, factory=dict)
     num_tokens: int = field(init=False, default=0)
     """Prompt tokens of the fresh ones."""
+    anywhere: dict[RequestId, Request] = field(init=False, factory=dict)
+    """The fresh ones that take any place."""
     heads: dict[tuple[bytes, int], dict[RequestId, Request]] = field(init=False, factory=dict)
-    """The fresh ones per tenant and class, in order of arrival."""
+    """Those per tenant and class, in order of arrival."""
     pinned: dict[RequestId, Request] = field(init=False, factory=dict)
     """Those, preempted ones too, that wait for a certain place."""
     timed: dict[RequestId, Request] = field(init=False, factory=dict)
@@ -50,7 +52,9 @@ class Queue:
             return
         self.fresh[request_id] = request
         self.num_tokens += request.num_prompt_tokens
-        self.heads.setdefault((submit.tenant, submit.priority), {})[request_id] = request
+        if submit.place is None:
+            self.anywhere[request_id] = request
+            self.heads.setdefault((submit.tenant, submit.priority), {})[request_id] = request
         if submit.deadline_s is not None:
             self.timed[request_id] = request
             self.soonest_s = min(self.soonest_s, submit.deadline_s)
@@ -70,18 +74,23 @@ class Queue:
             return
         del self.fresh[request_id]
         self.num_tokens -= request.num_prompt_tokens
-        key = (submit.tenant, submit.priority)
-        del self.heads[key][request_id]
-        if not self.heads[key]:
-            del self.heads[key]
+        if self.anywhere.pop(request_id, None) is not None:
+            key = (submit.tenant, submit.priority)
+            del self.heads[key][request_id]
+            if not self.heads[key]:
+                del self.heads[key]
         self.timed.pop(request_id, None)
 
     def shown(self) -> list[Request]:
         """What a policy gets to see: the preempted, the head of the queue, and the first of every
-        tenant and class, so that no order of arrival hides anybody."""
+        tenant, class and place, so that no order of arrival hides anybody."""
         chosen = dict(islice(self.preempted.items(), NUM_SHOWN))
-        chosen |= islice(self.fresh.items(), NUM_SHOWN)
-        if len(self.fresh) > NUM_SHOWN:
+        chosen |= islice(self.anywhere.items(), NUM_SHOWN)
+        if len(self.anywhere) > NUM_SHOWN:
             firsts = (next(iter(mine.items())) for mine in self.heads.values())
             chosen |= islice(firsts, NUM_SHOWN)
+        places: dict[int | None, Request] = {}
+        for request in self.pinned.values():
+            places.setdefault(request.submit.place, request)
+        chosen |= {request.request_id: request for request in places.values()}
         return list(chosen.values())

@@ -1,10 +1,13 @@
 """What each tenant got: virtual token counters (Sheng et al., OSDI 2024).
 
 1. Input counts once as it is computed, what the cache had not at all, output twice.
-2. A tenant that comes back after having nothing here starts at the least of those present, so that
-   nobody saves up while away; nor does anybody lose what others got meanwhile.
+2. A tenant that comes back after having nothing here starts at the least of those who wait (of all
+   present, if nobody does), so that nobody saves up while away; one long stream that wants no more
+   than it has does not hold the start down.
 3. Only tenants with requests here are counted, so there are never more counters than requests.
 """
+
+from collections.abc import Iterable
 
 from attrs import define, field
 
@@ -20,10 +23,11 @@ class Service:
     _departed: dict[bytes, float] = field(init=False, factory=dict)
     """Counters of tenants that left and are still ahead of somebody present."""
 
-    def come(self, tenant: bytes) -> None:
-        """A request of the tenant was admitted."""
+    def come(self, tenant: bytes, waiting: Iterable[bytes]) -> None:
+        """A request of the tenant was admitted, while those ``waiting`` have some in the queue."""
         if tenant not in self.counters:
-            least = min(self.counters.values(), default=0.0)
+            queued = [self.counters[other] for other in waiting if other in self.counters]
+            least = min(queued or self.counters.values(), default=0.0)
             self.counters[tenant] = max(least, self._departed.pop(tenant, 0.0))
         self._num_requests[tenant] = self._num_requests.get(tenant, 0) + 1
 

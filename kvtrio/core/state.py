@@ -88,8 +88,8 @@ class State:
         request = Request(submit, now, list(submit.token_ids), self._trail(submit))
         request.tables = tuple([] for _ in self.config.groups)
         self.requests[request.request_id] = request
+        self.service.come(submit.tenant, {tenant for tenant, _ in self.waiting.heads})
         self.waiting.add(request)
-        self.service.come(submit.tenant)
 
     def _trail(self, submit: Submit) -> TokenTrail:
         contexts: list[tuple[int, Context]] = []

@@ -142,6 +142,11 @@ class Hub:
         self._check(self._core)
         return batch
 
+    @property
+    def has_work(self) -> bool:
+        """Whether requests wait or run."""
+        return self._core.has_work
+
     async def wait_for_input(self) -> None:
         """Wait until the core is told something; what it was told since ``schedule`` counts."""
         await self._has_input.wait()

@@ -8,10 +8,21 @@
    backend holds is unknown.
 """
 
+import math
+
 import trio
 
 from kvtrio.engine.executor import Executor, checkpoint_if_cancelled
 from kvtrio.engine.hub import Hub
+
+RETRY_S = 0.05
+"""A policy that plans nothing is asked again after this, and deadlines are looked at."""
+
+
+async def _wait(hub: Hub) -> None:
+    """For input; not for long while requests are there, whatever the policy thinks of them."""
+    with trio.move_on_after(RETRY_S if hub.has_work else math.inf):
+        await hub.wait_for_input()
 
 
 async def run_steps(hub: Hub, executor: Executor) -> None:
@@ -20,7 +31,7 @@ async def run_steps(hub: Hub, executor: Executor) -> None:
         await checkpoint_if_cancelled()
         batch = hub.schedule()
         if batch is None:
-            await hub.wait_for_input()
+            await _wait(hub)
             continue
         started_s = trio.current_time()
         result = await executor.step(batch)

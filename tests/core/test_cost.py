@@ -53,7 +53,7 @@ def test_no_coefficient_is_ever_negative():
     """Whatever is measured, even nonsense."""
     rng, model = random.Random(2), CostModel()
     for _ in range(500):
-        model.observe(some_load(rng), rng.choice([0.0, 1e-6, 0.5, 10.0]))
+        model.observe(some_load(rng), rng.choice([1e-9, 1e-6, 0.5, 10.0]))
         assert min(model.coefficients().values()) >= 0.0
 
 
@@ -109,3 +109,15 @@ def test_most_tokens_is_the_most():
     num = model.most_tokens(load, 1000, 10_000, 0.1)
     assert model.predict(load.plus_chunk(1000, num)) <= 0.1
     assert model.predict(load.plus_chunk(1000, num + 1)) > 0.1
+
+
+@pytest.mark.parametrize("seconds", [float("nan"), float("inf"), 0.0, -1.0])
+def test_nonsense_teaches_nothing(seconds):
+    """A clock that was set, or worse, leaves predictions as they were."""
+    rng, model = random.Random(6), CostModel()
+    for _ in range(200):
+        load = some_load(rng)
+        model.observe(load, truth(load))
+    before = model.predict(Load().plus_chunk(0, 100))
+    model.observe(some_load(rng), seconds)
+    assert model.predict(Load().plus_chunk(0, 100)) == before

@@ -116,7 +116,7 @@ class Simulation:
         """Play the arrivals to the end of the last answer, or to ``until_s``."""
         self.run_.arrivals = sorted(arrivals, key=lambda arrival: arrival.at_s)
         for number, arrival in enumerate(self.run_.arrivals):
-            heappush(self._events, (arrival.at_s, 2 * number, _submit(number, arrival)))
+            heappush(self._events, (arrival.at_s, 2 * number, submit_of(number, arrival)))
             if arrival.leaves_s is not None:
                 event = (arrival.leaves_s, 2 * number + 1, Abort(RequestId(number)))
                 heappush(self._events, event)
@@ -166,7 +166,7 @@ class Simulation:
                 kept[output.request_id] = output  # type: ignore[assignment]
 
 
-def _submit(number: int, arrival: Arrival) -> Submit:
+def submit_of(number: int, arrival: Arrival) -> Submit:
     seed = number if arrival.seed is None else arrival.seed
     return Submit(
         request_id=RequestId(number),

@@ -3,10 +3,19 @@
 import random
 
 import pytest
+from attrs import evolve
 
-from harness.simulation import H100_LIKE, TWO_CORES_LIKE, Arrival, Simulation, affine, make_core
+from harness.simulation import (
+    H100_LIKE,
+    TWO_CORES_LIKE,
+    Arrival,
+    Simulation,
+    affine,
+    make_core,
+    submit_of,
+)
 from kvtrio.core import invariants
-from kvtrio.core.types import FinishReason, RejectReason
+from kvtrio.core.types import FinishReason, RejectReason, RequestId
 from kvtrio.schedulers.fair import Fair
 from kvtrio.schedulers.fcfs import FCFS
 from kvtrio.schedulers.priority import AGEING_S, Priority
@@ -213,3 +222,81 @@ def test_every_request_ends_exactly_once_over_much_random_traffic(policy):
     assert not core.requests
     reasons = {finished.reason for finished in run.finished.values()}
     assert {FinishReason.LENGTH, FinishReason.ABORT} <= reasons
+
+
+def test_an_aged_victim_without_a_place_does_not_stop_the_one_that_runs():
+    """Where nothing fits the bound, progress goes to whoever has a place, not to the first in
+    order."""
+    slow = (0.30, 0.002, 0.0, 0.01, 0.0, 0.0, 0.0)
+    low = Arrival(at_s=0.0, num_prompt=20, num_output=400)
+    high = Arrival(at_s=20.0, num_prompt=800, num_output=3, priority=1)
+    late = Arrival(at_s=25.0, num_prompt=20, num_output=3, deadline_s=60.0)
+    core = make_core(Priority(), num_places=1, max_context=2048)
+    run = Simulation(core, affine(slow)).run([low, high, late])
+    assert run.num_idle == 0
+    assert run.finished[1].reason is FinishReason.LENGTH
+    assert run.finished.keys() | run.rejected.keys() == {0, 1, 2}
+
+
+def test_a_place_taken_for_a_request_is_given_to_it():
+    """Low requests that waited long do not get what a high one had taken for itself."""
+    lows = [Arrival(at_s=0.0, num_prompt=50, num_output=7000) for _ in range(6)]
+    high = Arrival(at_s=35.0, num_prompt=50, num_output=5, priority=1)
+    core = make_core(Priority(), num_places=2, max_context=8192)
+    run = Simulation(core, affine(TWO_CORES_LIKE)).run([*lows, high], 60.0)
+    assert run.first_token_s(6) < 1.0
+    assert sum(request.num_preemptions for request in core.requests.values()) == 1
+
+
+def test_a_victim_is_the_holder_of_the_place_that_is_wanted():
+    """A request that waits for one place preempts whoever is there, if of a lower class."""
+    lows = [Arrival(at_s=0.1 * i, num_prompt=50, num_output=800) for i in range(2)]
+    core = make_core(Priority(), num_places=2, max_context=2048)
+    simulation = Simulation(core, affine(TWO_CORES_LIKE))
+    simulation.run(lows, 2.0)
+    submit = submit_of(7, Arrival(at_s=2.0, num_prompt=20, num_output=3, priority=1))
+    core.handle(evolve(submit, place=0), simulation.now)
+    run = simulation.run([], simulation.now + 2.0)
+    assert run.finished[7].place == 0
+    assert core.requests[RequestId(0)].num_preemptions == 1
+    assert core.requests[RequestId(1)].num_preemptions == 0
+
+
+@pytest.mark.parametrize("factor", [3, 10])
+def test_a_machine_that_slows_down_is_noticed_at_once(factor):
+    """From one step to the next everything takes much longer: few steps exceed the bound."""
+    fast = affine(H100_LIKE)
+    streams = [Arrival(at_s=0.0, num_prompt=40, num_output=4000) for _ in range(3)]
+    core = make_core(StallFree(), num_places=8, max_context=8192)
+    simulation = Simulation(core, lambda load: fast(load) * (factor if simulation.now > 10 else 1))
+    run = simulation.run(streams + pastes(40, 6000, 0.5, 2.0), 20.0)
+    after = [step for step in run.steps if step.start_s > 10]
+    over = [step for step in after if step.seconds > 1.2 * step.limit_s]
+    assert len(over) <= 4
+
+
+def test_a_lone_stream_does_not_hold_newcomers_service_down():
+    """Who arrives beside a backlogged tenant starts level with it, whatever a stream that wants no
+    more than it has was given."""
+    stream = Arrival(at_s=0.0, num_prompt=20, num_output=4000, tenant=b"slow")
+    first = [Arrival(at_s=0.1, num_prompt=400, num_output=50, tenant=b"b") for _ in range(150)]
+    second = [Arrival(at_s=10.0, num_prompt=400, num_output=50, tenant=b"c") for _ in range(150)]
+    core = make_core(Fair(), num_places=4, max_context=8192)
+    run = Simulation(core, affine(TWO_CORES_LIKE)).run([stream, *first, *second], 60.0)
+    spreads = [abs(c[b"b"] - c[b"c"]) for _, c in run.service if b"b" in c and b"c" in c]
+    assert spreads
+    assert max(spreads) < 2 * 2 * (400 + 2 * 50) * 4
+
+
+@pytest.mark.parametrize("policy", [FCFS, *BOUNDED])
+def test_requests_that_wait_for_a_place_hide_nobody(policy):
+    """Forty requests pinned to a taken place do not keep others from the free ones."""
+    core = make_core(policy(), num_places=4, max_context=2048)
+    simulation = Simulation(core, affine(TWO_CORES_LIKE))
+    for number in range(42):
+        arrival = Arrival(at_s=0.0, num_prompt=20, num_output=400 if number == 0 else 2)
+        submit = submit_of(100 + number, arrival)
+        place = 0 if number < 41 else None
+        core.handle(evolve(submit, place=place), 0.0)
+    run = simulation.run([], 1.0)
+    assert 141 in run.finished
