@@ -53,7 +53,7 @@ def _run(arguments: Sequence[str]) -> int:
         return exits.INTERRUPTED
     except OutputError:
         raise
-    except Exception as error:
+    except Exception as error:  # a bug of ours: told as source lines, never as its message
         exits.report_bug(error)
         return exits.BUG
     return code if isinstance(code, int) else exits.OK
