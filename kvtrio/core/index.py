@@ -2,8 +2,8 @@
 
 1. Every block in it, but the root, has its parent in it.
 2. A block with fewer tokens than ``block_size`` has no children.
-3. No block's tokens are a prefix of a sibling's, since the longer one serves for both; one that is in
-   use when the longer one comes stays until it is evicted.
+3. No block's tokens are a prefix of a sibling's, since the longer one serves for both; one that is
+   in use when the longer one comes stays until it is evicted.
 """
 
 from bisect import bisect_left

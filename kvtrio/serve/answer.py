@@ -54,7 +54,7 @@ async def events(
         yield b"".join(map(sse.frame, dialect.last_frames())) + dialect.end
     except ApiError as error:
         yield sse.frame(error.body())
-    except Exception:  # the status line has gone out: the client hears of our bug in the stream
+    except Exception:  # the status has gone out: the client hears of our bug in the stream
         log.exception("a stream failed")
         yield sse.frame(ApiError(INTERNAL).body())
     finally:
