@@ -1,0 +1,207 @@
+// The thread pool. All threads run one function together and meet at barriers (SPMD).
+//
+// 1. The thread that calls run() is worker 0; the others belong to the team.
+// 2. After a step the others spin for a while, since the next step comes soon, then sleep.
+// 3. Work is taken item by item, so a thread that the system holds up delays others by one item
+//    at most; no result may depend on who computes an item.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <new>
+#include <thread>
+#include <vector>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+#include "memory.hpp"
+
+namespace kvt {
+
+class Team;
+
+constexpr size_t kLine = 64;              // bytes that caches move as one
+constexpr size_t kMinScratch = 8u << 20;  // bytes per worker
+constexpr int kMaxThreads = 1024;
+
+// One thread's view of the team.
+struct Worker {
+  Team& team;
+  int id;
+  int num_threads;
+  std::byte* scratch;  // this thread's alone, aligned to 64 bytes, at least kMinScratch
+  size_t scratch_bytes;
+
+  // Next item of this stage in [0, count), each given to one thread, or -1 when none is left.
+  int64_t take(int64_t count);
+  // Wait until all threads are here; what they wrote is visible to all. Starts a new count.
+  void barrier();
+};
+
+inline void pause() {
+#if defined(__x86_64__)
+  _mm_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+class Team {
+ public:
+  using Stage = void (*)(Worker&, void* argument);
+
+  // Throws std::bad_alloc or std::system_error when memory or threads are not to be had.
+  Team(int num_threads, size_t scratch_bytes)
+      : scratch_bytes_(round_up(std::max(scratch_bytes, kMinScratch), kLine)),
+        scratch_(scratch_bytes_ * static_cast<size_t>(num_threads)) {
+    if (!scratch_.data()) throw std::bad_alloc();
+    workers_.reserve(static_cast<size_t>(num_threads));
+    for (int id = 0; id < num_threads; ++id) {
+      std::byte* scratch = scratch_.data() + scratch_bytes_ * static_cast<size_t>(id);
+      workers_.push_back(Worker{*this, id, num_threads, scratch, scratch_bytes_});
+    }
+    try {
+      for (int id = 1; id < num_threads; ++id) threads_.emplace_back(&Team::serve, this, id);
+    } catch (...) {
+      stop();
+      throw;
+    }
+  }
+  Team(const Team&) = delete;
+  Team& operator=(const Team&) = delete;
+  ~Team() { stop(); }
+
+  int num_threads() const { return static_cast<int>(workers_.size()); }
+
+  // Run `stage` on all threads; returns when all are through. False, with nothing run, when
+  // another thread's run() is not finished: that is the caller's fault.
+  bool run(Stage stage, void* argument) {
+    if (is_busy_.exchange(true, std::memory_order_acquire)) return false;
+    stage_ = stage;
+    argument_ = argument;
+    announce();
+    stage(workers_[0], argument);
+    barrier();
+    is_busy_.store(false, std::memory_order_release);
+    return true;
+  }
+
+  // Let sleeping threads begin to spin, since a run is about to come.
+  void wake() {
+    if (num_parked_.load(std::memory_order_seq_cst) == 0) return;
+    std::lock_guard<std::mutex> lock(mutex_);
+    ++wakes_;
+    condition_.notify_all();
+  }
+
+  int64_t take(int64_t count) {
+    const int64_t item = next_.fetch_add(1, std::memory_order_relaxed);
+    return item < count ? item : -1;
+  }
+
+  void barrier() {
+    const uint32_t generation = generation_.load(std::memory_order_relaxed);
+    const auto size = static_cast<uint32_t>(workers_.size());
+    if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == size) {
+      arrived_.store(0, std::memory_order_relaxed);
+      next_.store(0, std::memory_order_relaxed);
+      generation_.store(generation + 1, std::memory_order_release);
+      return;
+    }
+    for (int i = 0; generation_.load(std::memory_order_acquire) == generation; ++i) {
+      if (i < kBarrierSpins) {
+        pause();
+      } else {
+        std::this_thread::yield();  // more threads than cores: whom we wait for needs this one
+      }
+    }
+  }
+
+ private:
+  static constexpr int kBarrierSpins = 2000;  // some 30 to 100 microseconds
+  static constexpr int kSpinsPerLook = 64;    // between looks at the clock
+  static constexpr std::chrono::microseconds kSpinTime{80};
+
+  // Sequentially consistent with the count of sleepers, so that either the sleeper sees the new
+  // number before it sleeps, or it is seen and woken.
+  void announce() {
+    epoch_.fetch_add(1, std::memory_order_seq_cst);
+    if (num_parked_.load(std::memory_order_seq_cst) == 0) return;
+    std::lock_guard<std::mutex> lock(mutex_);
+    condition_.notify_all();
+  }
+
+  void serve(int id) {
+    uint32_t seen = 0;
+    while (true) {
+      await_epoch(seen);
+      ++seen;
+      if (is_stopping_.load(std::memory_order_acquire)) return;
+      stage_(workers_[static_cast<size_t>(id)], argument_);
+      barrier();
+    }
+  }
+
+  // Return when the epoch is no longer `seen`.
+  void await_epoch(uint32_t seen) {
+    while (!spin(seen)) {
+      std::unique_lock<std::mutex> lock(mutex_);
+      const uint64_t wakes = wakes_;
+      num_parked_.fetch_add(1, std::memory_order_seq_cst);
+      condition_.wait(lock, [&] {
+        return wakes_ != wakes || epoch_.load(std::memory_order_seq_cst) != seen;
+      });
+      num_parked_.fetch_sub(1, std::memory_order_seq_cst);
+    }
+  }
+
+  // Whether the epoch changed within the time to spin.
+  bool spin(uint32_t seen) {
+    const auto end = std::chrono::steady_clock::now() + kSpinTime;
+    do {
+      for (int i = 0; i < kSpinsPerLook; ++i) {
+        if (epoch_.load(std::memory_order_acquire) != seen) return true;
+        pause();
+      }
+    } while (std::chrono::steady_clock::now() < end);
+    return false;
+  }
+
+  void stop() {
+    is_stopping_.store(true, std::memory_order_release);
+    announce();
+    for (std::thread& thread : threads_) thread.join();
+    threads_.clear();
+  }
+
+  // Each on a line of its own: they are written by different threads all the time.
+  alignas(kLine) std::atomic<int64_t> next_{0};
+  alignas(kLine) std::atomic<uint32_t> arrived_{0};
+  alignas(kLine) std::atomic<uint32_t> generation_{0};
+  alignas(kLine) std::atomic<uint32_t> epoch_{0};  // number of the newest run
+  alignas(kLine) std::atomic<int> num_parked_{0};
+  std::atomic<bool> is_stopping_{false};
+  std::atomic<bool> is_busy_{false};
+  std::mutex mutex_;
+  std::condition_variable condition_;
+  uint64_t wakes_ = 0;  // guarded by mutex_
+  Stage stage_ = nullptr;
+  void* argument_ = nullptr;
+  size_t scratch_bytes_;
+  Region scratch_;
+  std::vector<Worker> workers_;
+  std::vector<std::thread> threads_;
+};
+
+inline int64_t Worker::take(int64_t count) { return team.take(count); }
+inline void Worker::barrier() { team.barrier(); }
+
+}  // namespace kvt
