@@ -1,0 +1,368 @@
+/* The C interface of the CPU kernels: all that Python sees. One library per instruction set has it.
+ *
+ * 1. Structures hold fixed-width fields, in order of size, without hidden padding on any 64-bit
+ *    machine; kvt_struct_bytes() lets a caller check its own declarations.
+ * 2. Functions return KVT_OK (0, or a count where said) or a negative KVT_E_ code, and throw
+ *    nothing; kvt_error_text() says for the calling thread what was wrong. After an error of
+ *    kvt_step_run nothing was computed.
+ * 3. Nothing is copied from the caller's arrays except where said: weights, vectors, caches and
+ *    adapters stay where they are and must outlive what refers to them. The description itself
+ *    (all arrays of kvt_model_desc and kvt_step) is only read during the call.
+ * 4. One team, and the models that use it, serve one calling thread at a time.
+ *
+ * N: rows of a step (one row, one token); M: sampled rows; V: vocabulary. Matrices are row-major,
+ * [out, in]. Types of weights and caches are ggml's numbers.
+ */
+#ifndef KVT_H
+#define KVT_H
+
+#include <stdint.h>
+
+#if defined(_WIN32)
+#define KVT_API __declspec(dllexport)
+#else
+#define KVT_API __attribute__((visibility("default")))
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define KVT_ABI_VERSION 1
+
+enum {
+  KVT_OK = 0,
+  KVT_E_ARGUMENT = -1, /* a size, index or pointer that cannot be: a bug of the caller */
+  KVT_E_MEMORY = -2,   /* no memory, or no thread */
+  KVT_E_TYPE = -3,     /* a type that is not supported */
+  KVT_E_BUSY = -4      /* the team is running something for another thread */
+};
+
+/* ---- the library ------------------------------------------------------------------------- */
+
+enum { /* what the processor and the system support, as bits; instruction sets of kvt_isa() */
+  KVT_HAS_AVX2 = 1,    /* AVX2, FMA, F16C, BMI2 */
+  KVT_HAS_AVX512 = 2   /* AVX-512 F, BW, DQ, VL, CD, VNNI, VBMI, BF16 */
+};
+
+KVT_API int32_t kvt_abi_version(void);       /* KVT_ABI_VERSION */
+KVT_API const char* kvt_isa(void);           /* what it was compiled for: portable, avx2, avx512 */
+KVT_API const char* kvt_digest(void);        /* of its sources (KVT_SOURCE_DIGEST), or "" */
+KVT_API uint32_t kvt_features(void);         /* KVT_HAS_ bits of this machine; never fails */
+KVT_API const char* kvt_error_text(void);    /* of this thread's last error; static text */
+
+enum {
+  KVT_STRUCT_MATRIX, KVT_STRUCT_VECTOR, KVT_STRUCT_CACHE, KVT_STRUCT_ROPE, KVT_STRUCT_ATTENTION,
+  KVT_STRUCT_OP, KVT_STRUCT_MODEL, KVT_STRUCT_LOW_RANK, KVT_STRUCT_CHUNK, KVT_STRUCT_COPY,
+  KVT_STRUCT_SEGMENT, KVT_STRUCT_USE, KVT_STRUCT_SAMPLE, KVT_STRUCT_STEP
+};
+KVT_API int64_t kvt_struct_bytes(int32_t which); /* sizeof; KVT_E_ARGUMENT for another number */
+
+/* ---- threads and memory ------------------------------------------------------------------ */
+
+typedef struct kvt_team kvt_team;
+
+/* num_threads 1 to 1024, the caller's included; scratch_bytes per thread (at least 8 MiB are
+ * taken, untouched until used). */
+KVT_API int32_t kvt_team_new(int32_t num_threads, int64_t scratch_bytes, kvt_team** team);
+KVT_API void kvt_team_free(kvt_team* team); /* null: nothing; models that use it are freed first */
+KVT_API void kvt_team_wake(kvt_team* team); /* a step comes soon: threads that sleep wake up */
+
+/* Zeroed anonymous memory on huge pages, aligned to 64 bytes at least; null where there is none.
+ * Takes no RAM until it is touched. Freed with the same number of bytes. */
+KVT_API uint8_t* kvt_alloc(int64_t bytes);
+KVT_API void kvt_free(uint8_t* memory, int64_t bytes);
+
+/* ---- weights ----------------------------------------------------------------------------- */
+
+/* Bytes of a packed matrix; KVT_E_TYPE: not supported. */
+KVT_API int64_t kvt_packed_bytes(int32_t type, int64_t rows, int64_t cols);
+/* GGUF rows to the packed form, on all threads. source: rows in the file's layout, contiguous;
+ * target: kvt_packed_bytes() bytes, aligned to 64. */
+KVT_API int32_t kvt_pack(kvt_team* team, int32_t type, const uint8_t* source, int64_t rows,
+                         int64_t cols, uint8_t* target);
+
+typedef struct {        /* a packed matrix */
+  int64_t rows, cols;   /* outputs, inputs */
+  const uint8_t* data;  /* aligned to 64 */
+  int64_t bytes;        /* at data: must be what kvt_packed_bytes() says */
+  int32_t type;
+  int32_t reserved;     /* 0 */
+} kvt_matrix;
+
+typedef struct { /* norm weight, bias, rope factors, sinks */
+  const float* data;
+  int64_t size;
+} kvt_vector;
+
+/* ---- state ------------------------------------------------------------------------------- */
+
+typedef struct { /* K and V of one layer: num_blocks blocks of block_size tokens each */
+  uint8_t* keys;          /* num_blocks * kvt_key_block_bytes(), aligned to 64 */
+  uint8_t* values;        /* num_blocks * kvt_value_block_bytes() */
+  int64_t num_blocks;
+  int32_t key_type;       /* 0 F32, 1 F16, 8 Q8_0, 2 Q4_0 */
+  int32_t value_type;
+  int32_t block_size;     /* tokens, a multiple of 16 */
+  int32_t kv_heads;
+  int32_t head_dim;
+  int32_t value_dim;
+  int32_t group;          /* index of its block tables in a step */
+  int32_t reserved;       /* 0 */
+} kvt_cache;
+
+/* Bytes of one block of one layer; KVT_E_TYPE or KVT_E_ARGUMENT for what is not supported. Only
+ * the fields from key_type to value_dim are read. */
+KVT_API int64_t kvt_key_block_bytes(const kvt_cache* cache);
+KVT_API int64_t kvt_value_block_bytes(const kvt_cache* cache);
+
+/* ---- the model --------------------------------------------------------------------------- */
+
+/* A vector, matrix, rope or attention is named by its index in the model's table; -1: none. */
+
+enum { KVT_ROPE_NORM = 0, KVT_ROPE_NEOX = 1 }; /* pairs (2i, 2i + 1); (i, i + num_rotated / 2) */
+
+typedef struct { /* a kind of rope: angle = p * scale * base^(-2i / num_rotated) / factors[i] */
+  double base, scale;
+  double magnitude;     /* multiplies cos and sin */
+  int32_t style;
+  int32_t num_rotated;  /* even, at most head_dim: the first values of a head */
+  int32_t factors;      /* vector [num_rotated / 2] or -1 */
+  int32_t reserved;     /* 0 */
+} kvt_rope;
+
+typedef struct { /* attention of one layer */
+  int32_t cache;        /* index of the layer's kvt_cache */
+  int32_t rope;         /* or -1 */
+  int32_t num_heads;    /* a multiple of the cache's kv_heads */
+  int32_t window;       /* positions seen, the query's own included; 0: all */
+  float scale;          /* of q k^T */
+  float softcap;        /* 0: none */
+  int32_t sinks;        /* vector [num_heads] or -1 */
+  int32_t reserved;     /* 0 */
+} kvt_attention;
+
+enum { KVT_SILU = 0, KVT_GELU_TANH = 1 };
+
+enum { /* activations, float32 */
+  KVT_RESIDUAL = 0,  /* [N, hidden]: the residual stream */
+  KVT_QUERY = 1,     /* [N, heads * head_dim]: q, rotated */
+  KVT_ATTENDED = 2,  /* [N, heads * value_dim] */
+  KVT_HIDDEN = 3,    /* [N, feed-forward size]: act(gate) * up */
+  KVT_BRANCH = 4,    /* [N, hidden]: a branch on its way through a post-norm */
+  KVT_SAMPLED = 5,   /* [M, hidden]: residual of the sampled rows */
+  KVT_LOGITS = 6     /* [M, V] */
+};
+
+/* What an op does; fields that are not named are -1 (indices) or 0.
+ *
+ * Where `norm` is a vector, the input enters as input / sqrt(mean(input^2) + eps) * norm.
+ * Products add their bias (if any), then the changes of the step's adapters to that matrix.
+ */
+enum {
+  KVT_OP_EMBED = 0,     /* RESIDUAL = rows of matrices[0] for the tokens, times scale */
+  KVT_OP_QKV = 1,       /* input RESIDUAL; q, k, v = products with matrices[0..2] and biases[0..2];
+                           q and k through head_norms[0..1] with eps (per head; -1: not), then
+                           through the rope of `attention`; k, v into its cache; q to QUERY */
+  KVT_OP_ATTENTION = 2, /* ATTENDED = attention of QUERY by `attention` */
+  KVT_OP_LINEAR = 3,    /* output (RESIDUAL: added to it; BRANCH: set) from input by matrices[0] */
+  KVT_OP_GATED = 4,     /* HIDDEN = act(input matrices[0]^T) * (input matrices[1]^T): gate, up */
+  KVT_OP_ADD_NORM = 5,  /* RESIDUAL += norm of BRANCH (post-norm), eps */
+  KVT_OP_SAMPLED = 6,   /* SAMPLED = the sampled rows of RESIDUAL; later ops have M rows */
+  KVT_OP_LOGITS = 7,    /* LOGITS = input SAMPLED by matrices[0]; then softcap * tanh(x / softcap)
+                           if softcap > 0 */
+  KVT_OP_SAMPLE = 8     /* the results that the step asks for, from LOGITS */
+};
+
+typedef struct {
+  int32_t kind;
+  int32_t input;         /* buffer: LINEAR (ATTENDED or HIDDEN) */
+  int32_t output;        /* buffer: LINEAR */
+  int32_t norm;          /* vector: QKV, GATED, ADD_NORM, LOGITS */
+  float eps;             /* of norm and head_norms */
+  int32_t matrices[3];
+  int32_t biases[3];     /* vectors */
+  int32_t head_norms[2]; /* vectors [head_dim] */
+  int32_t attention;     /* index: QKV, ATTENTION */
+  int32_t activation;    /* GATED */
+  float scale;           /* EMBED */
+  float softcap;         /* LOGITS */
+  int32_t reserved;      /* 0 */
+} kvt_op;
+
+typedef struct {
+  const kvt_matrix* matrices;
+  const kvt_vector* vectors;
+  const kvt_cache* caches;
+  const kvt_rope* ropes;
+  const kvt_attention* attentions;
+  const kvt_op* program;
+  int32_t num_matrices, num_vectors, num_caches, num_ropes, num_attentions, num_ops;
+  int32_t num_groups;    /* block tables per chunk */
+  int32_t hidden_size;
+  int32_t vocab_size;    /* rows of EMBED's and LOGITS' matrices */
+  int32_t max_sampled;   /* most M of a step */
+  int64_t max_rows;      /* most N of a step */
+} kvt_model_desc;
+
+typedef struct kvt_model kvt_model;
+
+/* Checks everything in the description against everything else; copies the tables. Activations
+ * are allocated for max_rows rows, but take RAM only as far as steps use them. */
+KVT_API int32_t kvt_model_new(kvt_team* team, const kvt_model_desc* desc, kvt_model** model);
+KVT_API void kvt_model_free(kvt_model* model); /* null: nothing; its adapters are freed first */
+/* float32 [max_sampled, V]: the first M rows are the last step's logits. */
+KVT_API const float* kvt_model_logits(const kvt_model* model);
+/* Bytes of activations that a step with all rows would touch. */
+KVT_API int64_t kvt_model_buffer_bytes(const kvt_model* model);
+
+/* ---- adapters ---------------------------------------------------------------------------- */
+
+typedef struct {       /* change of one matrix: out += ((x A^T) * scaling * use scale) B^T */
+  const float* a;      /* [rank, cols of the matrix], contiguous */
+  const float* b;      /* [rows of the matrix, rank] */
+  int32_t matrix;      /* index; where EMBED and LOGITS share one, LOGITS alone is changed */
+  int32_t rank;        /* 1 or more */
+  float scaling;
+  int32_t reserved;    /* 0 */
+} kvt_low_rank;
+
+typedef struct kvt_adapter kvt_adapter;
+
+/* Copies a and b. At most one part per matrix. */
+KVT_API int32_t kvt_adapter_new(kvt_model* model, const kvt_low_rank* parts, int32_t num_parts,
+                                kvt_adapter** adapter);
+KVT_API void kvt_adapter_free(kvt_adapter* adapter); /* null: nothing; no step names it any more */
+KVT_API int64_t kvt_adapter_bytes(const kvt_adapter* adapter);
+
+/* ---- a step ------------------------------------------------------------------------------ */
+
+typedef struct { /* one request's rows: positions start, start + 1, ... */
+  int64_t start;
+  int32_t num_rows;   /* 1 or more; chunks cover the N rows in order */
+  int32_t is_sampled; /* 1: its last row is sampled; these are the M rows, in order */
+} kvt_chunk;
+
+typedef struct { /* first places of a block, in all layers of a group; done before all else, in
+                    order */
+  int32_t group;
+  int32_t source, target; /* blocks */
+  int32_t num_tokens;     /* 1 to block_size */
+} kvt_copy;
+
+typedef struct { /* chunks that use an adapter */
+  int32_t first_chunk;
+  int32_t num_chunks;
+} kvt_segment;
+
+typedef struct { /* one adapter at one scale; uses are in the canonical order of their changes */
+  const kvt_adapter* adapter; /* made for this model */
+  float scale;
+  int32_t first_segment;      /* its segments: ascending, disjoint */
+  int32_t num_segments;
+  int32_t reserved;           /* 0 */
+} kvt_use;
+
+enum { /* what is wanted of a sampled row besides its best token */
+  KVT_WANT_LOG_SUM = 1 /* log-sum-exp of its logits */
+};
+
+typedef struct {
+  int32_t num_top;  /* number of best tokens wanted; 0: none */
+  int32_t wants;    /* KVT_WANT_ bits */
+} kvt_sample;
+
+enum { /* columns of a profile, nanoseconds of worker 0 */
+  KVT_PROFILE_PREPARE = 0, /* norm and quantisation of inputs */
+  KVT_PROFILE_MAIN = 1,    /* the products, or what the op is */
+  KVT_PROFILE_AFTER = 2,   /* q and k on their way to the cache, adapters, activation apart */
+  KVT_PROFILE_WAIT = 3,    /* for the other threads at barriers */
+  KVT_PROFILE_COLUMNS = 4
+};
+
+typedef struct {
+  /* in */
+  const int32_t* token_ids;      /* [N] */
+  const kvt_chunk* chunks;       /* [num_chunks] */
+  const int32_t* blocks;         /* all block tables, one behind the other */
+  const int64_t* tables;         /* [num_groups * num_chunks + 1]: the table of chunk c in group g
+                                    is blocks[tables[i] .. tables[i + 1]), i = g * num_chunks + c;
+                                    it covers the positions from 0 to the chunk's last. Only
+                                    entries that the window lets some row see are looked at. */
+  const kvt_copy* copies;        /* [num_copies] */
+  const kvt_use* uses;           /* [num_uses] */
+  const kvt_segment* segments;   /* [num_segments] */
+  const kvt_sample* samples;     /* [M] */
+  /* out: arrays of the caller; null where nobody asks for it */
+  int32_t* best;                 /* [M]: id of the largest logit, the lowest id among equals */
+  float* best_logits;            /* [M] */
+  double* log_sums;              /* [M]: where KVT_WANT_LOG_SUM is set */
+  int32_t* is_finite;            /* [M]: 0: the row has a NaN or an infinity, and its other results
+                                    mean nothing */
+  int32_t* top_ids;              /* [M, top_stride]: the num_top largest, best first, ties by id */
+  float* top_logits;             /* [M, top_stride] */
+  int64_t* profile;              /* [num_ops, KVT_PROFILE_COLUMNS]: added to */
+  int32_t num_chunks, num_copies, num_uses, num_segments;
+  int32_t num_rows;              /* N */
+  int32_t num_sampled;           /* M */
+  int32_t top_stride;            /* at least every num_top */
+  int32_t num_blocks;            /* entries of `blocks` */
+} kvt_step;
+
+KVT_API int32_t kvt_step_run(kvt_model* model, const kvt_step* step);
+
+/* ---- single operations, for tests and measurements ---------------------------------------- */
+
+/* x [rows, size], weight [size] -> out [rows, size] */
+KVT_API int32_t kvt_rms_norm(const float* x, const float* weight, float eps, int64_t rows,
+                             int64_t size, float* out);
+/* cos and sin [rows, num_rotated / 2] of positions [rows]; factors or null; `rope.factors` is not
+ * read */
+KVT_API int32_t kvt_rope_angles(const kvt_rope* rope, const float* factors,
+                                const int64_t* positions, int64_t rows, float* cos, float* sin);
+/* x [rows, heads, head_dim] in place */
+KVT_API int32_t kvt_rope_rotate(float* x, int64_t rows, int64_t heads, int64_t head_dim,
+                                const float* cos, const float* sin, int32_t num_rotated,
+                                int32_t style);
+/* out[i] = act(gate[i]) * up[i] */
+KVT_API int32_t kvt_gated(const float* gate, const float* up, int64_t count, int32_t activation,
+                          float* out);
+/* x[i] = cap * tanh(x[i] / cap) */
+KVT_API int32_t kvt_softcap(float* x, int64_t count, float cap);
+/* One row of a packed matrix -> out [cols] */
+KVT_API int32_t kvt_dequantise_row(const kvt_matrix* matrix, int64_t row, float* out);
+/* out [n, rows] (+)= x [n, cols] W^T + bias (or null); gate or null: out = act(x gate^T) (x W^T).
+ * n 1 or more. */
+KVT_API int32_t kvt_multiply(kvt_team* team, const kvt_matrix* matrix, const kvt_matrix* gate,
+                             int32_t activation, const float* bias, const float* x, int64_t n,
+                             int32_t accumulate, float* out);
+/* The same with 1 to 3 matrices that share x, in one stage; out[i] [n, rows of matrix i]. */
+KVT_API int32_t kvt_multiply_many(kvt_team* team, const kvt_matrix* matrices, int32_t num_matrices,
+                                  const float* x, int64_t n, float* const* out);
+/* One token's k [kv_heads, head_dim] and v [kv_heads, value_dim] into place `place` of a block. */
+KVT_API int32_t kvt_cache_write(const kvt_cache* cache, int64_t block, int32_t place,
+                                const float* k, const float* v);
+KVT_API int32_t kvt_cache_copy(const kvt_cache* cache, int64_t source, int64_t target,
+                               int32_t num_tokens);
+/* q [N, heads * head_dim] -> out [N, heads * value_dim]. `attention` with its indices unread;
+ * sinks [heads] or null; tables [num_chunks + 1] into blocks, as in a step with one group. */
+KVT_API int32_t kvt_attend(kvt_team* team, const kvt_cache* cache, const kvt_attention* attention,
+                           const float* sinks, const kvt_chunk* chunks, int32_t num_chunks,
+                           const int32_t* blocks, const int64_t* tables, const float* q,
+                           float* out);
+/* out [n, rows] += changes to a matrix of n rows x [n, cols]: the uses in order, for all rows. */
+KVT_API int32_t kvt_low_rank_add(kvt_team* team, const kvt_low_rank* parts, const float* scales,
+                                 int32_t num_parts, const float* x, int64_t n, int64_t cols,
+                                 int64_t rows, float* out);
+/* Results of a step's SAMPLE for logits [num_sampled, vocab_size]: of `step` samples, num_sampled,
+ * top_stride and the out arrays are read. */
+KVT_API int32_t kvt_sample_rows(kvt_team* team, const float* logits, int64_t vocab_size,
+                                const kvt_step* step);
+/* Nanoseconds per barrier, the smallest mean of several runs. */
+KVT_API double kvt_barrier_nanoseconds(kvt_team* team);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* KVT_H */
