@@ -1,4 +1,5 @@
-/* The C interface of the CPU kernels: all that Python sees. One library per instruction set has it.
+/* The C interface of the CPU kernels: with kvt_single.h, all that Python sees. One library per
+ * instruction set has it.
  *
  * 1. Structures hold fixed-width fields, in order of size, without hidden padding on any 64-bit
  *    machine; kvt_struct_bytes() lets a caller check its own declarations.
@@ -62,9 +63,8 @@ KVT_API int64_t kvt_struct_bytes(int32_t which); /* sizeof; KVT_E_ARGUMENT for a
 
 typedef struct kvt_team kvt_team;
 
-/* num_threads 1 to 1024, the caller's included; scratch_bytes per thread (at least 8 MiB are
- * taken, untouched until used). */
-KVT_API int32_t kvt_team_new(int32_t num_threads, int64_t scratch_bytes, kvt_team** team);
+/* num_threads 1 to 1024, the caller's included. */
+KVT_API int32_t kvt_team_new(int32_t num_threads, kvt_team** team);
 KVT_API void kvt_team_free(kvt_team* team); /* null: nothing; models that use it are freed first */
 KVT_API void kvt_team_wake(kvt_team* team); /* a step comes soon: threads that sleep wake up */
 
@@ -142,7 +142,7 @@ typedef struct { /* attention of one layer */
   int32_t reserved;     /* 0 */
 } kvt_attention;
 
-enum { KVT_SILU = 0, KVT_GELU_TANH = 1 };
+enum { KVT_SILU = 1, KVT_GELU_TANH = 2 }; /* 0: none */
 
 enum { /* activations, float32 */
   KVT_RESIDUAL = 0,  /* [N, hidden]: the residual stream */
@@ -203,6 +203,7 @@ typedef struct {
   int32_t vocab_size;    /* rows of EMBED's and LOGITS' matrices */
   int32_t max_sampled;   /* most M of a step */
   int64_t max_rows;      /* most N of a step */
+  int64_t max_context;   /* positions of a request */
 } kvt_model_desc;
 
 typedef struct kvt_model kvt_model;
@@ -310,56 +311,6 @@ typedef struct {
 } kvt_step;
 
 KVT_API int32_t kvt_step_run(kvt_model* model, const kvt_step* step);
-
-/* ---- single operations, for tests and measurements ---------------------------------------- */
-
-/* x [rows, size], weight [size] -> out [rows, size] */
-KVT_API int32_t kvt_rms_norm(const float* x, const float* weight, float eps, int64_t rows,
-                             int64_t size, float* out);
-/* cos and sin [rows, num_rotated / 2] of positions [rows]; factors or null; `rope.factors` is not
- * read */
-KVT_API int32_t kvt_rope_angles(const kvt_rope* rope, const float* factors,
-                                const int64_t* positions, int64_t rows, float* cos, float* sin);
-/* x [rows, heads, head_dim] in place */
-KVT_API int32_t kvt_rope_rotate(float* x, int64_t rows, int64_t heads, int64_t head_dim,
-                                const float* cos, const float* sin, int32_t num_rotated,
-                                int32_t style);
-/* out[i] = act(gate[i]) * up[i] */
-KVT_API int32_t kvt_gated(const float* gate, const float* up, int64_t count, int32_t activation,
-                          float* out);
-/* x[i] = cap * tanh(x[i] / cap) */
-KVT_API int32_t kvt_softcap(float* x, int64_t count, float cap);
-/* One row of a packed matrix -> out [cols] */
-KVT_API int32_t kvt_dequantise_row(const kvt_matrix* matrix, int64_t row, float* out);
-/* out [n, rows] (+)= x [n, cols] W^T + bias (or null); gate or null: out = act(x gate^T) (x W^T).
- * n 1 or more. */
-KVT_API int32_t kvt_multiply(kvt_team* team, const kvt_matrix* matrix, const kvt_matrix* gate,
-                             int32_t activation, const float* bias, const float* x, int64_t n,
-                             int32_t accumulate, float* out);
-/* The same with 1 to 3 matrices that share x, in one stage; out[i] [n, rows of matrix i]. */
-KVT_API int32_t kvt_multiply_many(kvt_team* team, const kvt_matrix* matrices, int32_t num_matrices,
-                                  const float* x, int64_t n, float* const* out);
-/* One token's k [kv_heads, head_dim] and v [kv_heads, value_dim] into place `place` of a block. */
-KVT_API int32_t kvt_cache_write(const kvt_cache* cache, int64_t block, int32_t place,
-                                const float* k, const float* v);
-KVT_API int32_t kvt_cache_copy(const kvt_cache* cache, int64_t source, int64_t target,
-                               int32_t num_tokens);
-/* q [N, heads * head_dim] -> out [N, heads * value_dim]. `attention` with its indices unread;
- * sinks [heads] or null; tables [num_chunks + 1] into blocks, as in a step with one group. */
-KVT_API int32_t kvt_attend(kvt_team* team, const kvt_cache* cache, const kvt_attention* attention,
-                           const float* sinks, const kvt_chunk* chunks, int32_t num_chunks,
-                           const int32_t* blocks, const int64_t* tables, const float* q,
-                           float* out);
-/* out [n, rows] += changes to a matrix of n rows x [n, cols]: the uses in order, for all rows. */
-KVT_API int32_t kvt_low_rank_add(kvt_team* team, const kvt_low_rank* parts, const float* scales,
-                                 int32_t num_parts, const float* x, int64_t n, int64_t cols,
-                                 int64_t rows, float* out);
-/* Results of a step's SAMPLE for logits [num_sampled, vocab_size]: of `step` samples, num_sampled,
- * top_stride and the out arrays are read. */
-KVT_API int32_t kvt_sample_rows(kvt_team* team, const float* logits, int64_t vocab_size,
-                                const kvt_step* step);
-/* Nanoseconds per barrier, the smallest mean of several runs. */
-KVT_API double kvt_barrier_nanoseconds(kvt_team* team);
 
 #ifdef __cplusplus
 }

@@ -16,6 +16,7 @@
 #include <mutex>
 #include <new>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #if defined(__x86_64__)
@@ -59,15 +60,12 @@ class Team {
   using Stage = void (*)(Worker&, void* argument);
 
   // Throws std::bad_alloc or std::system_error when memory or threads are not to be had.
-  Team(int num_threads, size_t scratch_bytes)
-      : scratch_bytes_(round_up(std::max(scratch_bytes, kMinScratch), kLine)),
-        scratch_(scratch_bytes_ * static_cast<size_t>(num_threads)) {
-    if (!scratch_.data()) throw std::bad_alloc();
+  explicit Team(int num_threads) {
     workers_.reserve(static_cast<size_t>(num_threads));
     for (int id = 0; id < num_threads; ++id) {
-      std::byte* scratch = scratch_.data() + scratch_bytes_ * static_cast<size_t>(id);
-      workers_.push_back(Worker{*this, id, num_threads, scratch, scratch_bytes_});
+      workers_.push_back(Worker{*this, id, num_threads, nullptr, 0});
     }
+    if (!reserve_scratch(kMinScratch)) throw std::bad_alloc();
     try {
       for (int id = 1; id < num_threads; ++id) threads_.emplace_back(&Team::serve, this, id);
     } catch (...) {
@@ -78,6 +76,21 @@ class Team {
   Team(const Team&) = delete;
   Team& operator=(const Team&) = delete;
   ~Team() { stop(); }
+
+  // Make every worker's scratch at least so large; what was in it is lost. Between runs only.
+  // False, with nothing changed, where there is no memory.
+  bool reserve_scratch(size_t bytes) {
+    if (bytes <= workers_[0].scratch_bytes) return true;
+    const size_t each = round_up(bytes, kHugePage);
+    Region scratch(each * workers_.size());
+    if (!scratch.data()) return false;
+    scratch_ = std::move(scratch);
+    for (Worker& worker : workers_) {
+      worker.scratch = scratch_.data() + each * static_cast<size_t>(worker.id);
+      worker.scratch_bytes = each;
+    }
+    return true;
+  }
 
   int num_threads() const { return static_cast<int>(workers_.size()); }
 
@@ -195,7 +208,6 @@ class Team {
   uint64_t wakes_ = 0;  // guarded by mutex_
   Stage stage_ = nullptr;
   void* argument_ = nullptr;
-  size_t scratch_bytes_;
   Region scratch_;
   std::vector<Worker> workers_;
   std::vector<std::thread> threads_;
