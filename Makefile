@@ -1,4 +1,5 @@
 # serve: set up and run the server. test: set up and run the tests. check: all that CI runs.
+# native: compile the kernels again.
 # TORCH=cpu takes the CPU build of torch; without it pip chooses, on Linux the one with CUDA (4.4 GB).
 VENV ?= .venv
 PYTHON ?= python3
@@ -14,7 +15,9 @@ else ifneq ($(TORCH),)
 $(error TORCH can only be cpu)
 endif
 
-.PHONY: serve test check lint types bench clean
+NATIVE_SOURCES := $(foreach kind,cpp hpp h py,$(wildcard kernels/cpu/*.$(kind)))
+
+.PHONY: serve test check lint types bench native clean
 
 serve: $(VENV)/.serve
 	$(BIN)/kvtrio serve $(ARGS)
@@ -33,6 +36,12 @@ bench: $(VENV)/.test
 	$(BIN)/python tests/bench/index_cost.py
 	$(BIN)/python tests/bench/returning.py
 	$(BIN)/python tests/bench/streams.py
+
+# Compiles the kernels again, beside their sources; unlike at install, a failure is an error. Takes
+# setuptools from an environment that `make test` has set up.
+native: | $(BIN)/python
+	KVTRIO_NATIVE=required $(BIN)/python -c 'from setuptools import setup; setup()' -q \
+	  build_ext --inplace
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .
@@ -55,13 +64,13 @@ $(VENV)/.torch-cpu: constraints.txt | $(BIN)/python
 	$(PIP) install -c constraints.txt --no-deps --force-reinstall --index-url $(CPU_INDEX) torch
 	touch $@
 
-$(VENV)/.serve: pyproject.toml constraints.txt $(TORCH_READY) | $(BIN)/python
+$(VENV)/.serve: pyproject.toml constraints.txt $(NATIVE_SOURCES) $(TORCH_READY) | $(BIN)/python
 	$(PIP) install -c constraints.txt -e .
 	touch $@
 
-$(VENV)/.test: pyproject.toml constraints.txt $(TORCH_READY) | $(BIN)/python
+$(VENV)/.test: pyproject.toml constraints.txt $(NATIVE_SOURCES) $(TORCH_READY) | $(BIN)/python
 	$(PIP) install -c constraints.txt -e '.[test]'
 	touch $@ $(VENV)/.serve
 
 clean:
-	rm -rf $(VENV) build dist kvtrio.egg-info
+	rm -rf $(VENV) build dist kvtrio.egg-info kernels/cpu/*.so

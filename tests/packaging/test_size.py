@@ -5,7 +5,8 @@ import io
 import tokenize
 from pathlib import Path
 
-from harness.source_tree import functions, modules, parsed
+from harness.source_tree import ROOT, functions, modules, parsed
+from kvtrio.kernels.cpu_digest import source_files
 
 MAX_FUNCTION_LINES = 60
 MAX_MEAN_FUNCTION_LINES = 13.0
@@ -38,6 +39,13 @@ def test_modules_are_small() -> None:
         if (lines := len(path.read_text(encoding="utf-8").splitlines())) > MAX_MODULE_LINES
     ]
     assert long == []
+
+
+def test_cpp_files_are_small() -> None:
+    """The kernels' sources keep to the same limit."""
+    sources = source_files(ROOT / "kernels/cpu")
+    sizes = {path.name: len(path.read_text(encoding="utf-8").splitlines()) for path in sources}
+    assert {name: size for name, size in sizes.items() if size > MAX_MODULE_LINES} == {}
 
 
 def test_functions_are_short_on_average() -> None:
