@@ -1,5 +1,5 @@
-/* The C interface of the CPU kernels: with kvt_single.h, all that Python sees. One library per
- * instruction set has it.
+/* The C interface of the CPU kernels: with kvt_step.h and kvt_single.h, all that Python sees. One
+ * library per instruction set has it.
  *
  * 1. Structures hold fixed-width fields, in order of size, without hidden padding on any 64-bit
  *    machine; kvt_struct_bytes() lets a caller check its own declarations.
@@ -149,9 +149,7 @@ enum { /* activations, float32 */
   KVT_QUERY = 1,     /* [N, heads * head_dim]: q, rotated */
   KVT_ATTENDED = 2,  /* [N, heads * value_dim] */
   KVT_HIDDEN = 3,    /* [N, feed-forward size]: act(gate) * up */
-  KVT_BRANCH = 4,    /* [N, hidden]: a branch on its way through a post-norm */
-  KVT_SAMPLED = 5,   /* [M, hidden]: residual of the sampled rows */
-  KVT_LOGITS = 6     /* [M, V] */
+  KVT_BRANCH = 4     /* [N, hidden]: a branch on its way through a post-norm */
 };
 
 /* What an op does; fields that are not named are -1 (indices) or 0.
@@ -168,17 +166,19 @@ enum {
   KVT_OP_LINEAR = 3,    /* output (RESIDUAL: added to it; BRANCH: set) from input by matrices[0] */
   KVT_OP_GATED = 4,     /* HIDDEN = act(input matrices[0]^T) * (input matrices[1]^T): gate, up */
   KVT_OP_ADD_NORM = 5,  /* RESIDUAL += norm of BRANCH (post-norm), eps */
-  KVT_OP_SAMPLED = 6,   /* SAMPLED = the sampled rows of RESIDUAL; later ops have M rows */
-  KVT_OP_LOGITS = 7,    /* LOGITS = input SAMPLED by matrices[0]; then softcap * tanh(x / softcap)
-                           if softcap > 0 */
-  KVT_OP_SAMPLE = 8     /* the results that the step asks for, from LOGITS */
+  KVT_OP_SAMPLED = 6,   /* from here on the rows are the M sampled ones (RESIDUAL and QUERY are
+                           narrowed); before LOGITS, or earlier: right behind the last QKV, the last
+                           layer computes nothing that nobody reads */
+  KVT_OP_LOGITS = 7,    /* the logits: RESIDUAL by matrices[0], then softcap * tanh(x / softcap) if
+                           softcap > 0 */
+  KVT_OP_SAMPLE = 8     /* the results that the step asks for, from the logits */
 };
 
 typedef struct {
   int32_t kind;
   int32_t input;         /* buffer: LINEAR (ATTENDED or HIDDEN) */
   int32_t output;        /* buffer: LINEAR */
-  int32_t norm;          /* vector: QKV, GATED, ADD_NORM, LOGITS */
+  int32_t norm;          /* vector: QKV, LINEAR, GATED, ADD_NORM, LOGITS */
   float eps;             /* of norm and head_norms */
   int32_t matrices[3];
   int32_t biases[3];     /* vectors */
@@ -216,101 +216,6 @@ KVT_API void kvt_model_free(kvt_model* model); /* null: nothing; its adapters ar
 KVT_API const float* kvt_model_logits(const kvt_model* model);
 /* Bytes of activations that a step with all rows would touch. */
 KVT_API int64_t kvt_model_buffer_bytes(const kvt_model* model);
-
-/* ---- adapters ---------------------------------------------------------------------------- */
-
-typedef struct {       /* change of one matrix: out += ((x A^T) * scaling * use scale) B^T */
-  const float* a;      /* [rank, cols of the matrix], contiguous */
-  const float* b;      /* [rows of the matrix, rank] */
-  int32_t matrix;      /* index; where EMBED and LOGITS share one, LOGITS alone is changed */
-  int32_t rank;        /* 1 or more */
-  float scaling;
-  int32_t reserved;    /* 0 */
-} kvt_low_rank;
-
-typedef struct kvt_adapter kvt_adapter;
-
-/* Copies a and b. At most one part per matrix. */
-KVT_API int32_t kvt_adapter_new(kvt_model* model, const kvt_low_rank* parts, int32_t num_parts,
-                                kvt_adapter** adapter);
-KVT_API void kvt_adapter_free(kvt_adapter* adapter); /* null: nothing; no step names it any more */
-KVT_API int64_t kvt_adapter_bytes(const kvt_adapter* adapter);
-
-/* ---- a step ------------------------------------------------------------------------------ */
-
-typedef struct { /* one request's rows: positions start, start + 1, ... */
-  int64_t start;
-  int32_t num_rows;   /* 1 or more; chunks cover the N rows in order */
-  int32_t is_sampled; /* 1: its last row is sampled; these are the M rows, in order */
-} kvt_chunk;
-
-typedef struct { /* first places of a block, in all layers of a group; done before all else, in
-                    order */
-  int32_t group;
-  int32_t source, target; /* blocks */
-  int32_t num_tokens;     /* 1 to block_size */
-} kvt_copy;
-
-typedef struct { /* chunks that use an adapter */
-  int32_t first_chunk;
-  int32_t num_chunks;
-} kvt_segment;
-
-typedef struct { /* one adapter at one scale; uses are in the canonical order of their changes */
-  const kvt_adapter* adapter; /* made for this model */
-  float scale;
-  int32_t first_segment;      /* its segments: ascending, disjoint */
-  int32_t num_segments;
-  int32_t reserved;           /* 0 */
-} kvt_use;
-
-enum { /* what is wanted of a sampled row besides its best token */
-  KVT_WANT_LOG_SUM = 1 /* log-sum-exp of its logits */
-};
-
-typedef struct {
-  int32_t num_top;  /* number of best tokens wanted; 0: none */
-  int32_t wants;    /* KVT_WANT_ bits */
-} kvt_sample;
-
-enum { /* columns of a profile, nanoseconds of worker 0 */
-  KVT_PROFILE_PREPARE = 0, /* norm and quantisation of inputs */
-  KVT_PROFILE_MAIN = 1,    /* the products, or what the op is */
-  KVT_PROFILE_AFTER = 2,   /* q and k on their way to the cache, adapters, activation apart */
-  KVT_PROFILE_WAIT = 3,    /* for the other threads at barriers */
-  KVT_PROFILE_COLUMNS = 4
-};
-
-typedef struct {
-  /* in */
-  const int32_t* token_ids;      /* [N] */
-  const kvt_chunk* chunks;       /* [num_chunks] */
-  const int32_t* blocks;         /* all block tables, one behind the other */
-  const int64_t* tables;         /* [num_groups * num_chunks + 1]: the table of chunk c in group g
-                                    is blocks[tables[i] .. tables[i + 1]), i = g * num_chunks + c;
-                                    it covers the positions from 0 to the chunk's last. Only
-                                    entries that the window lets some row see are looked at. */
-  const kvt_copy* copies;        /* [num_copies] */
-  const kvt_use* uses;           /* [num_uses] */
-  const kvt_segment* segments;   /* [num_segments] */
-  const kvt_sample* samples;     /* [M] */
-  /* out: arrays of the caller; null where nobody asks for it */
-  int32_t* best;                 /* [M]: id of the largest logit, the lowest id among equals */
-  float* best_logits;            /* [M] */
-  double* log_sums;              /* [M]: where KVT_WANT_LOG_SUM is set */
-  int32_t* is_finite;            /* [M]: 0: the row has a NaN or an infinity, and its other results
-                                    mean nothing */
-  int32_t* top_ids;              /* [M, top_stride]: the num_top largest, best first, ties by id */
-  float* top_logits;             /* [M, top_stride] */
-  int64_t* profile;              /* [num_ops, KVT_PROFILE_COLUMNS]: added to */
-  int32_t num_chunks, num_copies, num_uses, num_segments;
-  int32_t num_rows;              /* N */
-  int32_t num_sampled;           /* M */
-  int32_t top_stride;            /* at least every num_top */
-  int32_t num_blocks;            /* entries of `blocks` */
-} kvt_step;
-
-KVT_API int32_t kvt_step_run(kvt_model* model, const kvt_step* step);
 
 #ifdef __cplusplus
 }

@@ -2,7 +2,7 @@
 #ifndef KVT_SINGLE_H
 #define KVT_SINGLE_H
 
-#include "kvt.h"
+#include "kvt_step.h"
 
 #ifdef __cplusplus
 extern "C" {
