@@ -1,0 +1,54 @@
+"""``kernels/cpu/kvt_single.h`` for ctypes: single operations, for tests and measurements."""
+
+from ctypes import CDLL, POINTER, c_double, c_float, c_int32, c_int64, c_void_p
+
+from kvtrio.kernels.cpu_abi import Attention, Cache, LowRank, Matrix, Rope, Signatures, Step, sign
+
+FUNCTIONS: Signatures = {
+    "kvt_rms_norm": (c_int32, (c_void_p, c_void_p, c_float, c_int64, c_int64, c_void_p)),
+    "kvt_rope_angles": (
+        c_int32,
+        (POINTER(Rope), c_void_p, c_void_p, c_int64, c_void_p, c_void_p),
+    ),
+    "kvt_rope_rotate": (
+        c_int32,
+        (c_void_p, c_int64, c_int64, c_int64, c_void_p, c_void_p, c_int32, c_int32),
+    ),
+    "kvt_gated": (c_int32, (c_void_p, c_void_p, c_int64, c_int32, c_void_p)),
+    "kvt_softcap": (c_int32, (c_void_p, c_int64, c_float)),
+    "kvt_dequantise_row": (c_int32, (POINTER(Matrix), c_int64, c_void_p)),
+    "kvt_multiply": (
+        c_int32,
+        (
+            c_void_p, POINTER(Matrix), POINTER(Matrix), c_int32, c_void_p, c_void_p, c_int64,
+            c_int32, c_void_p,
+        ),
+    ),
+    "kvt_multiply_many": (
+        c_int32,
+        (c_void_p, POINTER(Matrix), c_int32, c_void_p, c_int64, POINTER(c_void_p)),
+    ),
+    "kvt_cache_write": (c_int32, (POINTER(Cache), c_int64, c_int32, c_void_p, c_void_p)),
+    "kvt_cache_copy": (c_int32, (POINTER(Cache), c_int64, c_int64, c_int32)),
+    "kvt_attend": (
+        c_int32,
+        (
+            c_void_p, POINTER(Cache), POINTER(Attention), c_void_p, c_void_p, c_int32, c_void_p,
+            c_void_p, c_void_p, c_void_p,
+        ),
+    ),
+    "kvt_low_rank_add": (
+        c_int32,
+        (
+            c_void_p, POINTER(LowRank), c_void_p, c_int32, c_void_p, c_int64, c_int64, c_int64,
+            c_void_p,
+        ),
+    ),
+    "kvt_sample_rows": (c_int32, (c_void_p, c_void_p, c_int64, POINTER(Step))),
+    "kvt_barrier_nanoseconds": (c_double, (c_void_p,)),
+}  # fmt: skip
+
+
+def declare(cdll: CDLL) -> None:
+    """Give the functions their signatures. Raises AbiMismatch."""
+    sign(cdll, FUNCTIONS)
