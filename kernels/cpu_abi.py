@@ -47,8 +47,6 @@ class Buffer(IntEnum):
     ATTENDED = 2
     HIDDEN = 3
     BRANCH = 4
-    SAMPLED = 5
-    LOGITS = 6
 
 
 class Activation(IntEnum):

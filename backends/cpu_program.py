@@ -1,0 +1,201 @@
+"""The forward pass as a flat program: what the decoder does, written down once per model.
+
+1. The decoder runs over ``Recorder``, whose values are places in the program.
+2. ``fused`` joins what one native operation does: a norm with the products that read it, the
+   residual's addition with the product or norm before it.
+3. ``narrowed`` drops the rows that nobody samples as early as their last use allows.
+
+All three are functions from data to data; the result names tensors and knows no memory.
+"""
+
+from collections.abc import Iterator, Mapping
+from enum import Enum, auto
+
+from attrs import define, evolve, field, frozen
+
+from kvtrio.backends import decoder
+from kvtrio.model.spec import (
+    Activation,
+    AttentionSpec,
+    FeedForwardSpec,
+    LayerSpec,
+    ModelSpec,
+)
+
+
+class Kind(Enum):
+    """What an operation does; x is its first input."""
+
+    EMBED = auto()
+    NORM = auto()
+    """x / rms(x) * norm; only before fusion."""
+    QKV = auto()
+    """Products with three matrices, head norms, rope, cache: the value is q."""
+    ATTENTION = auto()
+    LINEAR = auto()
+    """A product; with two inputs, added to the second."""
+    GATED = auto()
+    """act(gate) * up."""
+    ADD = auto()
+    """x + second input; where ``norm`` is named, of the normed x."""
+    SAMPLED = auto()
+    LOGITS = auto()
+    SAMPLE = auto()
+
+
+@frozen(kw_only=True)
+class Op:
+    """One operation. Its value is named by its place in the program."""
+
+    kind: Kind
+    inputs: tuple[int, ...] = ()
+    """Places of the values that it reads."""
+    matrices: tuple[str, ...] = ()
+    """Tensors of the model file."""
+    biases: tuple[str, ...] = ()
+    """One per matrix, or none at all."""
+    norm: str = ""
+    """Of the first input, before anything else; empty: none."""
+    eps: float = 0.0
+    """Of ``norm`` and ``head_norms``."""
+    head_norms: tuple[str, ...] = ()
+    """Of q and k; or none."""
+    layer: int | None = None
+    """Whose attention, and cache, it is."""
+    activation: Activation | None = None
+    scale: float = 1.0
+    softcap: float | None = None
+
+
+Program = tuple[Op, ...]
+
+
+def program(spec: ModelSpec) -> Program:
+    """The model's forward pass and the choice of its tokens."""
+    return narrowed(fused(recorded(spec)))
+
+
+def recorded(spec: ModelSpec) -> Program:
+    """As the decoder goes, one operation after the other."""
+    recorder = Recorder()
+    decoder.forward(spec, recorder, None)
+    return tuple(recorder.ops)
+
+
+@define(eq=False)
+class Recorder:
+    """Implements ``Ops[None, int, int]``: a value is the place of the operation that makes it."""
+
+    ops: list[Op] = field(factory=list)
+
+    def embed(self, step: None, weight: str, scale: float) -> int:
+        return self._add(Op(kind=Kind.EMBED, matrices=(f"{weight}.weight",), scale=scale))
+
+    def norm(self, x: int, weight: str, eps: float) -> int:
+        return self._add(Op(kind=Kind.NORM, inputs=(x,), norm=f"{weight}.weight", eps=eps))
+
+    def post_norm(self, x: int, weight: str, eps: float) -> int:
+        return self.norm(x, weight, eps)
+
+    def linear(self, step: None, x: int, weight: str, bias: bool) -> int:
+        biases = (f"{weight}.bias",) if bias else ()
+        matrices = (f"{weight}.weight",)
+        return self._add(Op(kind=Kind.LINEAR, inputs=(x,), matrices=matrices, biases=biases))
+
+    def qkv(self, step: None, x: int, layer: LayerSpec, eps: float) -> int:
+        prefix, spec = f"blk.{layer.index}.attn_", layer.attention
+        op = Op(
+            kind=Kind.QKV,
+            inputs=(x,),
+            matrices=tuple(f"{prefix}{part}.weight" for part in "qkv"),
+            biases=tuple(f"{prefix}{part}.bias" for part in "qkv") if spec.bias else (),
+            head_norms=tuple(f"{prefix}{p}_norm.weight" for p in "qk") if spec.qk_norm else (),
+            eps=eps,
+            layer=layer.index,
+        )
+        return self._add(op)
+
+    def attention(self, step: None, q: int, index: int, spec: AttentionSpec) -> int:
+        return self._add(Op(kind=Kind.ATTENTION, inputs=(q,), layer=index))
+
+    def gated_ffn(self, step: None, x: int, prefix: str, spec: FeedForwardSpec) -> int:
+        matrices = (f"{prefix}ffn_gate.weight", f"{prefix}ffn_up.weight")
+        gated = Op(kind=Kind.GATED, inputs=(x,), matrices=matrices, activation=spec.activation)
+        return self.linear(step, self._add(gated), f"{prefix}ffn_down", False)
+
+    def add(self, x: int, y: int) -> int:
+        return self._add(Op(kind=Kind.ADD, inputs=(y, x)))
+
+    def sampled_rows(self, step: None, x: int) -> int:
+        return self._add(Op(kind=Kind.SAMPLED, inputs=(x,)))
+
+    def logits(self, step: None, x: int, weight: str, softcap: float | None) -> int:
+        matrices = (f"{weight}.weight",)
+        return self._add(Op(kind=Kind.LOGITS, inputs=(x,), matrices=matrices, softcap=softcap))
+
+    def sample(self, step: None, logits: int) -> int:
+        return self._add(Op(kind=Kind.SAMPLE, inputs=(logits,)))
+
+    def _add(self, op: Op) -> int:
+        self.ops.append(op)
+        return len(self.ops) - 1
+
+
+def fused(ops: Program) -> Program:
+    """The same, without operations of their own for what others can do on the way.
+
+    A norm goes into all that read it; an addition of a product that nothing else reads goes into
+    the product.
+    """
+    readers = _num_readers(ops)
+    found: dict[int, Op] = dict(enumerate(ops))
+    for place, op in enumerate(ops):
+        source = found.get(op.inputs[0]) if op.inputs else None
+        if source is None:
+            continue
+        if source.kind is Kind.NORM:
+            found[place] = evolve(
+                op, inputs=(*source.inputs, *op.inputs[1:]), norm=source.norm, eps=source.eps
+            )
+        elif (op.kind, source.kind) == (Kind.ADD, Kind.LINEAR) and readers[op.inputs[0]] == 1:
+            found[place] = evolve(source, inputs=(*source.inputs, op.inputs[1]))
+            del found[op.inputs[0]]
+    return _renumbered({i: op for i, op in found.items() if op.kind is not Kind.NORM})
+
+
+def narrowed(ops: Program) -> Program:
+    """Drop rows right behind the last operation that needs them all: the last one that writes K and
+    V. What lies between works on each row by itself, and all its inputs are narrowed."""
+    writes = [place for place, op in enumerate(ops) if op.kind is Kind.QKV]
+    (place,) = (place for place, op in enumerate(ops) if op.kind is Kind.SAMPLED)
+    if not writes:
+        return ops
+    sampled = ops[place]
+    between = ops[writes[-1] + 1 : place]
+    assert sampled.inputs == (place - 1,), "it drops rows of the newest value"
+    residual = ops[writes[-1]].inputs[0]
+    head = (*ops[: writes[-1] + 1], evolve(sampled, inputs=(residual,)))
+    # One place further back; the residual is read narrowed, and so is what was sampled.
+    moved = {i: i + 1 for i in range(writes[-1] + 1, place)}
+    moved |= {residual: writes[-1] + 1, place: place}
+    return head + tuple(_moved(between, moved)) + tuple(_moved(ops[place + 1 :], moved))
+
+
+def _moved(ops: Program, places: Mapping[int, int]) -> Iterator[Op]:
+    for op in ops:
+        yield evolve(op, inputs=tuple(places.get(i, i) for i in op.inputs))
+
+
+def _num_readers(ops: Program) -> list[int]:
+    counts = [0] * len(ops)
+    for op in ops:
+        for place in op.inputs:
+            counts[place] += 1
+    return counts
+
+
+def _renumbered(found: Mapping[int, Op]) -> Program:
+    places = {old: new for new, old in enumerate(sorted(found))}
+    return tuple(
+        evolve(found[old], inputs=tuple(places[i] for i in found[old].inputs)) for old in places
+    )

@@ -1,0 +1,108 @@
+"""The flat program: what the decoder does, joined and narrowed, still computes the same."""
+
+import zlib
+
+import numpy as np
+import pytest
+from attrs import evolve
+
+from harness.torch_models import ODD, PLAIN, SPECS, WINDOWED
+from kvtrio.backends.cpu_program import Kind, Op, Program, fused, narrowed, program, recorded
+from kvtrio.model.spec import ModelSpec
+
+NUM_ROWS, SIZE = 5, 4
+SAMPLED = [1, 4]
+
+
+def number(name: str) -> float:
+    """Stands for a tensor."""
+    return 0.5 + zlib.crc32(name.encode()) / 2**32
+
+
+def apply(op: Op, inputs: list[np.ndarray]) -> np.ndarray:
+    """Something that depends on every field, and treats each row by itself."""
+    if op.kind is Kind.EMBED:
+        return np.arange(NUM_ROWS * SIZE, dtype=float).reshape(NUM_ROWS, SIZE) * op.scale
+    x = inputs[0]
+    if op.norm:
+        x = x / np.sqrt(np.mean(x * x, -1, keepdims=True) + op.eps) * number(op.norm)
+    for name in (*op.matrices, *op.head_norms):
+        x = np.roll(x, 1, -1) * number(name)
+    for name in op.biases:
+        x = x + number(name)
+    if op.kind in (Kind.GATED, Kind.ATTENTION, Kind.LOGITS):
+        x = np.tanh(x + (op.layer or 0) + (op.softcap or 0))
+    if op.kind is Kind.SAMPLED:
+        x = x[SAMPLED]
+    return x + inputs[1] if len(inputs) > 1 else x
+
+
+def result(ops: Program) -> np.ndarray:
+    values: list[np.ndarray] = []
+    for op in ops:
+        values.append(apply(op, [values[place] for place in op.inputs]))
+    return values[-1]
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_joining_and_narrowing_change_no_result(name):
+    """The three forms of each model's program compute the same numbers."""
+    plain = recorded(SPECS[name])
+    expected = result(plain)
+    assert expected.shape == (len(SAMPLED), SIZE)
+    np.testing.assert_array_equal(result(fused(plain)), expected)
+    np.testing.assert_array_equal(result(narrowed(fused(plain))), expected)
+
+
+def kinds(model: ModelSpec) -> str:
+    return " ".join(op.kind.name for op in program(evolve(model, layers=model.layers[:2])))
+
+
+def test_a_plain_layer_is_five_operations():
+    """Norms go into products and additions into the product before; the last layer is narrowed."""
+    assert kinds(PLAIN) == (
+        "EMBED QKV ATTENTION LINEAR GATED LINEAR "
+        "QKV SAMPLED ATTENTION LINEAR GATED LINEAR LOGITS SAMPLE"
+    )
+    ops = program(PLAIN)
+    assert [op.norm for op in ops[1:6]] == ["blk.0.attn_norm.weight", "", "",
+                                            "blk.0.ffn_norm.weight", ""]  # fmt: skip
+    assert ops[3].inputs == (2, 0)
+    assert ops[-2].norm == "output_norm.weight"
+
+
+def test_post_norms_stay_additions():
+    """A branch that is normed before it is added needs both done in one operation of its own."""
+    assert kinds(WINDOWED).startswith("EMBED QKV ATTENTION LINEAR ADD GATED LINEAR ADD QKV SAMPLED")
+    assert program(WINDOWED)[4].norm == "blk.0.post_attention_norm.weight"
+
+
+def test_flags_of_the_model_are_written_down():
+    """Biases, head norms, scales and caps are fields of the operations that use them."""
+    odd = program(ODD)
+    assert odd[0].scale == 2.0
+    assert odd[1].biases == tuple(f"blk.0.attn_{part}.bias" for part in "qkv")
+    assert odd[3].biases == ("blk.0.attn_output.bias",)
+    assert odd[-2].softcap == 3.0
+    assert odd[-2].matrices == ("token_embd.weight",)
+    assert program(WINDOWED)[1].head_norms == (
+        "blk.0.attn_q_norm.weight",
+        "blk.0.attn_k_norm.weight",
+    )
+
+
+def test_a_product_that_others_read_is_not_joined():
+    """Its value is needed as it is."""
+    ops = (
+        Op(kind=Kind.EMBED),
+        Op(kind=Kind.LINEAR, inputs=(0,), matrices=("a",)),
+        Op(kind=Kind.ADD, inputs=(1, 0)),
+        Op(kind=Kind.ADD, inputs=(1, 2)),
+    )
+    assert fused(ops) == ops
+
+
+def test_a_program_without_layers_is_left_alone():
+    """There is no last layer to narrow."""
+    ops = fused(recorded(evolve(PLAIN, layers=())))
+    assert narrowed(ops) == ops
