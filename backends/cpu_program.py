@@ -8,7 +8,7 @@
 All three are functions from data to data; the result names tensors and knows no memory.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from enum import Enum, auto
 
 from attrs import define, evolve, field, frozen
@@ -164,26 +164,23 @@ def fused(ops: Program) -> Program:
 
 
 def narrowed(ops: Program) -> Program:
-    """Drop rows right behind the last operation that needs them all: the last one that writes K and
-    V. What lies between works on each row by itself, and all its inputs are narrowed."""
+    """Drop the rows that nobody samples right behind the last operation that needs them, which is
+    the last one that writes K and V: q and the residual are narrowed instead of the end's value.
+
+    What lies between treats each row by itself, so nothing else changes.
+    """
     writes = [place for place, op in enumerate(ops) if op.kind is Kind.QKV]
-    (place,) = (place for place, op in enumerate(ops) if op.kind is Kind.SAMPLED)
     if not writes:
         return ops
-    sampled = ops[place]
-    between = ops[writes[-1] + 1 : place]
-    assert sampled.inputs == (place - 1,), "it drops rows of the newest value"
-    residual = ops[writes[-1]].inputs[0]
-    head = (*ops[: writes[-1] + 1], evolve(sampled, inputs=(residual,)))
-    # One place further back; the residual is read narrowed, and so is what was sampled.
-    moved = {i: i + 1 for i in range(writes[-1] + 1, place)}
-    moved |= {residual: writes[-1] + 1, place: place}
-    return head + tuple(_moved(between, moved)) + tuple(_moved(ops[place + 1 :], moved))
-
-
-def _moved(ops: Program, places: Mapping[int, int]) -> Iterator[Op]:
-    for op in ops:
-        yield evolve(op, inputs=tuple(places.get(i, i) for i in op.inputs))
+    last, end = writes[-1], next(i for i, op in enumerate(ops) if op.kind is Kind.SAMPLED)
+    residual = ops[last].inputs[0]
+    places = {residual: last + 1, last: last + 2}
+    places |= {place: place + 2 for place in range(last + 1, end)}
+    places |= {place: place + 1 for place in range(end, len(ops))}
+    narrowing = tuple(evolve(ops[end], inputs=(place,)) for place in (residual, last))
+    rest = ops[last + 1 : end] + ops[end + 1 :]
+    moved = (evolve(op, inputs=tuple(places[i] for i in op.inputs)) for op in rest)
+    return (*ops[: last + 1], *narrowing, *moved)
 
 
 def _num_readers(ops: Program) -> list[int]:

@@ -62,7 +62,7 @@ def test_a_plain_layer_is_five_operations():
     """Norms go into products and additions into the product before; the last layer is narrowed."""
     assert kinds(PLAIN) == (
         "EMBED QKV ATTENTION LINEAR GATED LINEAR "
-        "QKV SAMPLED ATTENTION LINEAR GATED LINEAR LOGITS SAMPLE"
+        "QKV SAMPLED SAMPLED ATTENTION LINEAR GATED LINEAR LOGITS SAMPLE"
     )
     ops = program(PLAIN)
     assert [op.norm for op in ops[1:6]] == ["blk.0.attn_norm.weight", "", "",
