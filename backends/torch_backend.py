@@ -9,15 +9,9 @@ from torch import Tensor
 from kvtrio.backends import decoder
 from kvtrio.backends.base import BackendError, BackendInfo, BackendSettings
 from kvtrio.backends.groups import core_groups, host_blocks, layer_groups
+from kvtrio.backends.memory import Needs, require_memory, require_room, shrunk_host_bytes
 from kvtrio.backends.torch_adapters import TorchAdapters
-from kvtrio.backends.torch_memory import (
-    Needs,
-    available_memory,
-    make_arenas,
-    require_memory,
-    require_room,
-    shrunk_host_bytes,
-)
+from kvtrio.backends.torch_memory import available_memory, make_arenas
 from kvtrio.backends.torch_ops import Pool, TorchOps, layer_caches
 from kvtrio.backends.torch_step import StepLayout, TorchStep, build_step
 from kvtrio.backends.torch_weights import (

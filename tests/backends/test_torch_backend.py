@@ -19,7 +19,6 @@ from harness.torch_models import (
     random_file,
     settings,
 )
-from kvtrio.backends import torch_memory
 from kvtrio.backends.base import BackendError
 from kvtrio.backends.torch_backend import TorchBackend
 from kvtrio.backends.torch_weights import load_weights, passing_bytes
@@ -82,25 +81,6 @@ def test_pools_that_do_not_fit_are_refused_with_the_sum():
         random_backend(PLAIN, num_blocks=1 << 40)
 
 
-def test_memory_is_compared_with_what_is_available():
-    """Exactly enough is enough, and where nobody knows, nothing is refused."""
-    needs = torch_memory.Needs(weights=3, pools=5, host=2)
-    torch_memory.require_memory(needs, 10)
-    torch_memory.require_memory(needs, None)
-    with pytest.raises(BackendError):
-        torch_memory.require_memory(evolve(needs, host=3), 10)
-
-
-@pytest.mark.parametrize(
-    ("available", "taken"),
-    [(None, 100), (1000, 100), (208, 100), (108, 50), (9, 0), (8, 0), (7, 0)],
-)
-def test_ram_that_nobody_asked_for_shrinks(available: int | None, taken: int):
-    """To half of what weights and pools leave, if that is less."""
-    needs = torch_memory.Needs(weights=3, pools=5, host=100)
-    assert torch_memory.shrunk_host_bytes(needs, available) == taken
-
-
 def test_only_ram_that_was_asked_for_is_refused(monkeypatch: pytest.MonkeyPatch):
     """The default takes what fits and says so; the flag is taken at its word."""
     monkeypatch.setattr("kvtrio.backends.torch_backend.available_memory", lambda device: 64 << 20)
@@ -118,16 +98,6 @@ def test_too_little_for_the_model_itself_is_refused(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("kvtrio.backends.torch_backend.available_memory", lambda device: 1000)
     with pytest.raises(BackendError, match="not enough memory"):
         random_backend(PLAIN, host_bytes=1 << 30, host_may_shrink=True)
-
-
-def test_available_memory_is_read_from_the_system(tmp_path: Path):
-    """The kernel's own estimate counts, in bytes; without it the answer is unknown."""
-    meminfo = tmp_path / "meminfo"
-    meminfo.write_text("MemTotal:  100 kB\nMemAvailable:   42 kB\n", encoding="ascii")
-    assert torch_memory.meminfo_available(meminfo) == 42 * 1024
-    meminfo.write_text("MemTotal: 100 kB\n", encoding="ascii")
-    assert torch_memory.meminfo_available(meminfo) is None
-    assert torch_memory.meminfo_available(tmp_path / "absent") is None
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, 3.4e38])
