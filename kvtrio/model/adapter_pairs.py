@@ -7,8 +7,9 @@ import numpy as np
 from attrs import frozen
 
 from kvtrio.model.errors import ModelFileError, safe_name
+from kvtrio.model.layer_tensors import Shape, is_matrix
 from kvtrio.model.spec import ModelSpec
-from kvtrio.model.tensors import Shape, needed_tensors
+from kvtrio.model.tensors import needed_tensors
 
 MAX_RANK = 4096
 MAX_VALUES = 1 << 30
@@ -79,12 +80,13 @@ class Content:
 
 
 def adaptable(spec: ModelSpec) -> dict[str, Shape]:
-    """Name to [out, in] of every matrix that an adapter may change.
+    """Name to [out, in] of every matrix that an adapter may change; experts' are not among them.
 
     ``output.weight`` is the head, also where the base has none of its own: there an adapter of the
     head acts on the head alone and leaves the embedding as it is.
     """
-    shapes = {name: shape for name, shape in needed_tensors(spec).items() if len(shape) == 2}
+    needed = needed_tensors(spec).items()
+    shapes = {name: shape for name, shape in needed if len(shape) == 2 and is_matrix(name, shape)}
     del shapes[EMBEDDING]
     return {**shapes, HEAD: (spec.vocab_size, spec.hidden_size)}
 

@@ -5,21 +5,18 @@ GGUF files by example.
 """
 
 import numpy as np
-from attrs import frozen
 
 from kvtrio.core.types import StateClass
 from kvtrio.model.errors import ModelFileError, safe_name
-from kvtrio.model.families import FAMILIES, Family
+from kvtrio.model.families import FAMILIES
+from kvtrio.model.feed_forwards import feed_forwards
 from kvtrio.model.fields import Fields
 from kvtrio.model.gguf_file import GGUFFile
-from kvtrio.model.spec import AttentionSpec, FeedForwardSpec, LayerSpec, ModelSpec, RopeSpec
+from kvtrio.model.recurrent import recurrent_mixers
+from kvtrio.model.source import MAX_HEAD_DIM, MAX_LAYERS, MAX_SIZE, Source
+from kvtrio.model.spec import AttentionSpec, LayerSpec, Mixer, ModelSpec, RopeSpec, RopeStyle
 from kvtrio.model.tensors import check_tensors, needed_tensors
 
-MAX_LAYERS = 1024
-MAX_HEADS = 4096
-MAX_HEAD_DIM = 8192
-MAX_SIZE = 1 << 22
-"""Hidden and feed-forward size."""
 MAX_VOCAB = 1 << 24
 MAX_CONTEXT = 1 << 31
 MAX_SHOWN_NAME = 200
@@ -28,24 +25,14 @@ ROPE_BASE = (1.0, 1e12)
 ROPE_FACTOR = (1e-3, 1e6)
 ATTENTION_SCALE = (1e-6, 1e3)
 SOFTCAP = (0.0, 1e6)
-
+SCALE = (1e-6, 1e6)
+"""Of embedding, branches and logits."""
 
 GEMMA3_PERIOD = 6
 """Five sliding layers, then a full one."""
 GEMMA3_27B_LAYERS = 62
 """Only the 27B scales queries by (hidden size / heads)^-0.5, and no key says so."""
 ROPE_FACTORS = "rope_freqs.weight"
-
-
-@frozen(kw_only=True)
-class _Source:
-    """What the layers are read from."""
-
-    file: GGUFFile
-    family: Family
-    fields: Fields
-    num_layers: int
-    hidden_size: int
 
 
 def read_spec(file: GGUFFile) -> ModelSpec:
@@ -63,14 +50,13 @@ def read_spec(file: GGUFFile) -> ModelSpec:
 def _read_spec(file: GGUFFile) -> ModelSpec:
     architecture = _architecture(file)
     fields = Fields(file.metadata, architecture + ".")
-    source = _Source(
+    source = Source(
         file=file,
         family=FAMILIES[architecture],
         fields=fields,
         num_layers=fields.integer("block_count", MAX_LAYERS),
         hidden_size=fields.integer("embedding_length", MAX_SIZE),
     )
-    scaled = source.family.scaled_embedding
     spec = ModelSpec(
         architecture=architecture,
         name=_shown_name(file),
@@ -78,10 +64,13 @@ def _read_spec(file: GGUFFile) -> ModelSpec:
         hidden_size=source.hidden_size,
         context_length=fields.integer("context_length", MAX_CONTEXT),
         norm_eps=fields.number("attention.layer_norm_rms_epsilon", EPSILON),
-        embedding_scale=source.hidden_size**0.5 if scaled else 1.0,
+        embedding_scale=_embedding_scale(source),
         tied_output="output.weight" not in file.tensors,
         final_softcap=_softcap(fields),
         layers=_layers(source),
+        residual_scale=_scale(source, "residual_scale"),
+        logit_scale=1.0 / _scale(source, "logit_scale"),
+        output_norm=source.family.output_norm,
     )
     check_tensors(file.tensors, needed_tensors(spec))
     _check_factors(file)
@@ -99,9 +88,6 @@ def _architecture(file: GGUFFile) -> str:
         raise ModelFileError(
             f"architecture {safe_name(architecture)} is not supported; supported are {supported}"
         )
-    fields = Fields(file.metadata, architecture + ".")
-    if fields.integer("expert_count", MAX_SIZE, default=0, least=0):
-        raise ModelFileError(f"{architecture} with experts is not supported")
     return architecture
 
 
@@ -125,33 +111,58 @@ def _vocab_size(file: GGUFFile) -> int:
     return num_rows
 
 
+def _embedding_scale(source: Source) -> float:
+    if source.family.scaled_embedding:
+        return float(source.hidden_size**0.5)
+    return _scale(source, "embedding_scale")
+
+
+def _scale(source: Source, key: str) -> float:
+    # Zero means that there is none.
+    if not source.family.granite_scales or not source.fields.number(key, (0.0, SCALE[1]), 0.0):
+        return 1.0
+    return source.fields.number(key, SCALE)
+
+
 def _softcap(fields: Fields) -> float | None:
     return fields.number("final_logit_softcapping", SOFTCAP, 0.0) or None
 
 
-def _layers(source: _Source) -> tuple[LayerSpec, ...]:
-    fields, count = source.fields, source.num_layers
+def _layers(source: Source) -> tuple[LayerSpec, ...]:
+    family, last = source.family, source.num_layers - 1
     # Looked up first, so that a wild number of layers costs no memory.
-    if f"blk.{count - 1}.attn_norm.weight" not in source.file.tensors:
-        raise ModelFileError(f"tensors of layer {count - 1} are missing")
-    heads = fields.per_layer("attention.head_count", count, MAX_HEADS)
-    kv_key = "attention.head_count_kv"
-    kv_heads = fields.per_layer(kv_key, count, MAX_HEADS) if fields.has(kv_key) else heads
-    sizes = fields.per_layer("feed_forward_length", count, MAX_SIZE)
-    windows = _windows(source)
+    if f"blk.{last}.attn_norm.weight" not in source.file.tensors:
+        raise ModelFileError(f"tensors of layer {last} are missing")
+    mixers, ffns = _mixers(source), feed_forwards(source)
     return tuple(
         LayerSpec(
             index=i,
-            state_class=StateClass.TOKEN if windows[i] is None else StateClass.WINDOW,
-            attention=_attention(source, i, (heads[i], kv_heads[i]), windows[i]),
-            feed_forward=FeedForwardSpec(size=sizes[i], activation=source.family.activation),
-            post_norms=source.family.post_norms,
+            state_class=_state_class(mixer),
+            mixer=mixer,
+            feed_forward=ffns[i],
+            post_norms=family.post_norms,
+            ffn_norm=family.ffn_norm,
         )
-        for i in range(count)
+        for i, mixer in enumerate(mixers)
     )
 
 
-def _windows(source: _Source) -> tuple[int | None, ...]:
+def _mixers(source: Source) -> tuple[Mixer, ...]:
+    recurrent, windows = recurrent_mixers(source), _windows(source)
+    # Without any attention, files need not say how many heads it has.
+    heads = [(0, 0)] * source.num_layers if all(recurrent) else source.heads()
+    return tuple(
+        mixer or _attention(source, i, heads[i], windows[i]) for i, mixer in enumerate(recurrent)
+    )
+
+
+def _state_class(mixer: Mixer) -> StateClass:
+    if not isinstance(mixer, AttentionSpec):
+        return StateClass.POINT
+    return StateClass.TOKEN if mixer.window is None else StateClass.WINDOW
+
+
+def _windows(source: Source) -> tuple[int | None, ...]:
     """Per layer, the number of positions seen; None: all."""
     fields, count = source.fields, source.num_layers
     window = fields.integer("attention.sliding_window", MAX_CONTEXT, default=0, least=0)
@@ -162,28 +173,32 @@ def _windows(source: _Source) -> tuple[int | None, ...]:
 
 
 def _attention(
-    source: _Source, index: int, heads: tuple[int, int], window: int | None
+    source: Source, index: int, heads: tuple[int, int], window: int | None
 ) -> AttentionSpec:
     num_heads, num_kv_heads = heads
-    if num_heads % num_kv_heads:
+    if not num_heads or not num_kv_heads or num_heads % num_kv_heads:
         raise ModelFileError(f"{num_heads} heads cannot share {num_kv_heads} key heads evenly")
     head_dim = _head_dim(source, "attention.key_length", num_heads)
     tensors = source.file.tensors
+    value_dim = _head_dim(source, "attention.value_length", num_heads)
+    if source.family.gated_attention and value_dim != head_dim:
+        raise ModelFileError(f"gates of {head_dim} values do not fit heads of {value_dim}")
     return AttentionSpec(
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
-        value_dim=_head_dim(source, "attention.value_length", num_heads),
+        value_dim=value_dim,
         rope=_rope(source, head_dim, is_sliding=window is not None),
         scale=_attention_scale(source, num_heads, head_dim),
         window=window,
         qk_norm=source.family.qk_norm,
         bias=source.family.needs_bias or f"blk.{index}.attn_q.bias" in tensors,
         output_bias=f"blk.{index}.attn_output.bias" in tensors,
+        gated=source.family.gated_attention,
     )
 
 
-def _head_dim(source: _Source, key: str, num_heads: int) -> int:
+def _head_dim(source: Source, key: str, num_heads: int) -> int:
     if source.fields.has(key):
         return source.fields.integer(key, MAX_HEAD_DIM)
     if source.hidden_size % num_heads:
@@ -191,13 +206,13 @@ def _head_dim(source: _Source, key: str, num_heads: int) -> int:
     return source.hidden_size // num_heads
 
 
-def _attention_scale(source: _Source, num_heads: int, head_dim: int) -> float:
+def _attention_scale(source: Source, num_heads: int, head_dim: int) -> float:
     if source.family.sliding and source.num_layers == GEMMA3_27B_LAYERS:
         return float((source.hidden_size / num_heads) ** -0.5)
     return source.fields.number("attention.scale", ATTENTION_SCALE, float(head_dim**-0.5))
 
 
-def _rope(source: _Source, head_dim: int, *, is_sliding: bool) -> RopeSpec:
+def _rope(source: Source, head_dim: int, *, is_sliding: bool) -> RopeSpec:
     fields = source.fields
     num_rotated = fields.integer("rope.dimension_count", head_dim, default=head_dim)
     if num_rotated % 2:
@@ -209,12 +224,20 @@ def _rope(source: _Source, head_dim: int, *, is_sliding: bool) -> RopeSpec:
         base, scale = fields.number("rope.freq_base_swa", ROPE_BASE, 10000.0), 1.0
     has_factors = source.fields.prefix == "llama." and ROPE_FACTORS in source.file.tensors
     return RopeSpec(
-        style=source.family.rope,
+        style=_rope_style(source),
         num_rotated=num_rotated,
         base=base,
         scale=scale,
         factors=ROPE_FACTORS if has_factors else None,
     )
+
+
+def _rope_style(source: Source) -> RopeStyle:
+    # Granite's files use this key, a mere remark elsewhere, as a switch.
+    switch = "rope.scaling.finetuned"
+    if source.family.granite_scales and not source.fields.flag(switch, default=True):
+        return RopeStyle.NONE
+    return source.family.rope
 
 
 def _rope_scale(fields: Fields) -> float:

@@ -40,16 +40,23 @@ class Fields:
             raise self._wrong(key, "not text")
         return value
 
-    def per_layer(self, key: str, num_layers: int, most: int) -> tuple[int, ...]:
-        """One whole number in 1..most per layer; the file may hold a single one for all."""
+    def flag(self, key: str, default: bool) -> bool:
+        value = self._get(key, default)
+        if not isinstance(value, bool):
+            raise self._wrong(key, "neither true nor false")
+        return value
+
+    def per_layer(self, key: str, num_layers: int, most: int, least: int = 1) -> tuple[int, ...]:
+        """One whole number in ``least``..``most`` per layer; a file may hold one for all."""
         value = self._get(key, None)
         if isinstance(value, np.ndarray):
             numbers = self._array(key, value, num_layers)
-            return tuple(self._whole(key, number, 1, most) for number in numbers)
-        return (self._whole(key, value, 1, most),) * num_layers
+            return tuple(self._whole(key, number, least, most) for number in numbers)
+        return (self._whole(key, value, least, most),) * num_layers
 
     def pattern(self, key: str, num_layers: int, default: int) -> tuple[bool, ...]:
-        """Which layers are sliding. A number n: all but every n-th (0: all); or one flag each."""
+        """Which layers are not full attention. A number n: all but every n-th (0: all); or one
+        flag each."""
         value = self._get(key, default)
         if isinstance(value, np.ndarray):
             return tuple(bool(flag) for flag in self._array(key, value, num_layers))

@@ -4,6 +4,7 @@ Shapes are torch's: a matrix is [out, in]. Field names follow the GGUF keys wher
 """
 
 from enum import Enum
+from typing import TypeVar
 
 from attrs import frozen
 
@@ -62,6 +63,69 @@ class AttentionSpec:
     """attn_q, attn_k and attn_v have a bias."""
     output_bias: bool = False
     softcap: float | None = None
+    gated: bool = False
+    """The output is multiplied by sigmoid(gate); attn_q yields q and gate, head by head."""
+
+
+@frozen(kw_only=True)
+class ConvSpec:
+    """Causal convolution along positions, each channel by itself."""
+
+    width: int
+    """Positions that one output sees, its own included; the state keeps all but that one."""
+    channels: int
+
+
+@frozen(kw_only=True)
+class DeltaNetSpec:
+    """Gated delta rule (Qwen3-Next, Qwen3.5): a matrix per value head, S [key_dim, value_dim].
+
+    Before: a convolution and SiLU over q, k and v together; q and k divided by their lengths.
+    After: RMSNorm per head, times SiLU(attn_gate x).
+    """
+
+    conv: ConvSpec
+    num_key_heads: int
+    num_value_heads: int
+    key_dim: int
+    value_dim: int
+    tiled_heads: bool
+    """Value head h reads key head h mod num_key_heads; else h // (value heads / key heads)."""
+    fused_gates: bool
+    """ssm_ba holds, per key head, its betas and then its alphas; else ssm_beta and ssm_alpha."""
+
+
+@frozen(kw_only=True)
+class ShortConvSpec:
+    """c * conv(b * x), where b, c and x are the thirds of in_proj (LFM2)."""
+
+    conv: ConvSpec
+
+
+@frozen(kw_only=True)
+class Mamba2Spec:
+    """Selective state space (Mamba 2): a matrix per head, S [head_dim, state_size].
+
+    Before: a convolution and SiLU over x, B and C together. After: times SiLU(z), RMSNorm per
+    group of heads.
+    """
+
+    conv: ConvSpec
+    num_heads: int
+    head_dim: int
+    num_groups: int
+    """Heads in a group share B and C."""
+    state_size: int
+
+    @property
+    def inner_size(self) -> int:
+        return self.num_heads * self.head_dim
+
+
+RecurrentSpec = DeltaNetSpec | ShortConvSpec | Mamba2Spec
+Mixer = AttentionSpec | RecurrentSpec
+"""How a layer looks at other positions than its own."""
+M = TypeVar("M", AttentionSpec, DeltaNetSpec, ShortConvSpec, Mamba2Spec)
 
 
 @frozen(kw_only=True)
@@ -73,15 +137,50 @@ class FeedForwardSpec:
 
 
 @frozen(kw_only=True)
+class SharedExpertSpec:
+    """An expert that every token uses besides its own."""
+
+    size: int
+    gated: bool
+    """Its output is multiplied by sigmoid(ffn_gate_inp_shexp x)."""
+
+
+@frozen(kw_only=True)
+class ExpertsSpec:
+    """Gated feed-forwards, of which each token uses the few with the largest router logits.
+
+    Their weights are the softmax over the logits of those few.
+    """
+
+    num_experts: int
+    num_used: int
+    size: int
+    activation: Activation
+    shared: SharedExpertSpec | None = None
+
+
+@frozen(kw_only=True)
 class LayerSpec:
-    """One block: x += post(attention(norm x)); x += post(ffn(norm x))."""
+    """One block: x += post(mixer(norm x)); x += post(ffn(norm x))."""
 
     index: int
     state_class: StateClass
-    attention: AttentionSpec
-    feed_forward: FeedForwardSpec
+    mixer: Mixer
+    feed_forward: FeedForwardSpec | ExpertsSpec | None
+    """None: the block ends with the mixer."""
     post_norms: bool = False
     """RMSNorm after attention and after the feed-forward, before the residual (gemma)."""
+    ffn_norm: str = "ffn_norm"
+    """Tensor that norms the feed-forward's input."""
+
+    @property
+    def attention(self) -> AttentionSpec:
+        return self.mixer_of(AttentionSpec)
+
+    def mixer_of(self, kind: type[M]) -> M:
+        """The mixer, which the caller knows to be of that kind."""
+        assert isinstance(self.mixer, kind)
+        return self.mixer
 
 
 @frozen(kw_only=True)
@@ -99,3 +198,9 @@ class ModelSpec:
     tied_output: bool
     final_softcap: float | None
     layers: tuple[LayerSpec, ...]
+    residual_scale: float = 1.0
+    """Multiplies every branch before it is added."""
+    logit_scale: float = 1.0
+    """Multiplies the logits."""
+    output_norm: str = "output_norm"
+    """Tensor that norms the head's input."""

@@ -1,27 +1,27 @@
 """Which tensors a model must hold, and whether a file holds exactly those."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from kvtrio.model.errors import ModelFileError, safe_name
 from kvtrio.model.gguf_file import DEQUANTISABLE
 from kvtrio.model.gguf_index import TensorInfo
-from kvtrio.model.spec import AttentionSpec, LayerSpec, ModelSpec
-
-Shape = tuple[int, ...]
+from kvtrio.model.layer_tensors import Shape, layer_tensors
+from kvtrio.model.spec import AttentionSpec, ModelSpec
 
 
 def needed_tensors(spec: ModelSpec) -> dict[str, Shape]:
     """Name to torch shape of every tensor that the forward pass reads."""
     needed = {
         "token_embd.weight": (spec.vocab_size, spec.hidden_size),
-        "output_norm.weight": (spec.hidden_size,),
+        f"{spec.output_norm}.weight": (spec.hidden_size,),
     }
     if not spec.tied_output:
         needed["output.weight"] = (spec.vocab_size, spec.hidden_size)
     for layer in spec.layers:
-        needed.update(_layer_tensors(layer, spec.hidden_size))
-        rope = layer.attention.rope
-        if rope.factors is not None:
+        prefix = f"blk.{layer.index}."
+        needed.update((prefix + name, s) for name, s in layer_tensors(layer, spec.hidden_size))
+        rope = layer.mixer.rope if isinstance(layer.mixer, AttentionSpec) else None
+        if rope is not None and rope.factors is not None:
             needed[rope.factors] = (rope.num_rotated // 2,)
     return needed
 
@@ -50,36 +50,3 @@ def check_tensors(present: Mapping[str, TensorInfo], needed: Mapping[str, Shape]
 
 def _text(shape: Shape) -> str:
     return "[" + ", ".join(map(str, shape)) + "]"
-
-
-def _layer_tensors(layer: LayerSpec, hidden: int) -> Iterator[tuple[str, Shape]]:
-    prefix = f"blk.{layer.index}."
-    for name, shape in _attention_tensors(layer.attention, hidden):
-        yield prefix + name, shape
-    for name in ("attn_norm", "ffn_norm"):
-        yield f"{prefix}{name}.weight", (hidden,)
-    if layer.post_norms:
-        for name in ("post_attention_norm", "post_ffw_norm"):
-            yield f"{prefix}{name}.weight", (hidden,)
-    size = layer.feed_forward.size
-    yield f"{prefix}ffn_gate.weight", (size, hidden)
-    yield f"{prefix}ffn_up.weight", (size, hidden)
-    yield f"{prefix}ffn_down.weight", (hidden, size)
-
-
-def _attention_tensors(spec: AttentionSpec, hidden: int) -> Iterator[tuple[str, Shape]]:
-    rows = {
-        "attn_q": spec.num_heads * spec.head_dim,
-        "attn_k": spec.num_kv_heads * spec.head_dim,
-        "attn_v": spec.num_kv_heads * spec.value_dim,
-    }
-    for name, size in rows.items():
-        yield f"{name}.weight", (size, hidden)
-        if spec.bias:
-            yield f"{name}.bias", (size,)
-    yield "attn_output.weight", (hidden, spec.num_heads * spec.value_dim)
-    if spec.output_bias:
-        yield "attn_output.bias", (hidden,)
-    if spec.qk_norm:
-        yield "attn_q_norm.weight", (spec.head_dim,)
-        yield "attn_k_norm.weight", (spec.head_dim,)
