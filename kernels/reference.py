@@ -26,7 +26,7 @@ def embed(token_ids: Tensor, table: Tensor, scale: float) -> Tensor:
 def rms_norm(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
     """``x / sqrt(mean(x^2) + eps) * weight`` over the last axis, computed in float32.
 
-    x [..., D] of any float type, weight float32 [D]; returns ``dtype`` [..., D].
+    x [..., D] of any float type, weight float32 [D] or [..., D]; returns ``dtype`` [..., D].
     """
     wide = x.float()
     scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)

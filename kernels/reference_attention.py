@@ -63,6 +63,11 @@ def attend(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scoring: Scori
     return out.reshape(num_runs, num_heads, num_queries, -1).transpose(1, 2)
 
 
+def gate(out: Tensor, gates: Tensor) -> Tensor:
+    """``out * sigmoid(gates)``, computed in float32; both compute type [N, heads, value_dim]."""
+    return (out.float() * gates.float().sigmoid()).to(out.dtype)
+
+
 def _attend_capped(
     q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scoring: Scoring
 ) -> Tensor:
