@@ -22,6 +22,10 @@ class BackendInfo:
     """Per group, in RAM: in the same arena after the device's blocks if ``is_unified``."""
     host_is_short: bool = False
     """It is less than the settings' ``host_bytes``, since memory is short."""
+    num_state_slots: int = 0
+    """Per group of recurrent layers, on the device."""
+    num_host_state_slots: int = 0
+    """Per group of recurrent layers, in RAM; numbered as blocks are."""
     is_unified: bool = True
     """The device's memory is the host's."""
     vocab_size: int
@@ -40,8 +44,10 @@ class Backend(Protocol):
     def step(self, batch: Batch) -> StepResult:
         """Write K and V of every token of ``batch`` and sample where asked.
 
-        Blocks named by a chunk are written at its positions and read at lower ones. An exception
-        is a bug or a dead device: the engine ends the process.
+        Blocks named by a chunk are written at its positions and read at lower ones. The slot that
+        it names for a group of recurrent layers holds the state before its first position, or
+        anything where that is 0, and afterwards the state behind its last. An exception is a bug
+        or a dead device: the engine ends the process.
         """
         ...
 
@@ -77,6 +83,10 @@ class BackendSettings:
     """Most that state in RAM may take; the backend makes whole blocks of it."""
     host_may_shrink: bool = False
     """Nobody asked for ``host_bytes``: the backend takes less where memory is short."""
+    num_state_slots: int = 0
+    """Per group of recurrent layers, on the device; models without such layers ignore it."""
+    num_host_state_slots: int = 0
+    """The same in RAM, besides ``host_bytes``."""
     is_unified: bool | None = None
     """Whether device and RAM blocks share one arena; None: if the device is the host."""
     max_context: int

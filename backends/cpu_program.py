@@ -17,6 +17,7 @@ from kvtrio.backends import decoder
 from kvtrio.model.spec import (
     Activation,
     AttentionSpec,
+    ExpertsSpec,
     FeedForwardSpec,
     LayerSpec,
     ModelSpec,
@@ -32,10 +33,18 @@ class Kind(Enum):
     QKV = auto()
     """Products with three matrices, head norms, rope, cache: the value is q."""
     ATTENTION = auto()
+    SHORT_CONV = auto()
+    """With the two below: a recurrent layer without the matrix after it; writes the state."""
+    DELTA_NET = auto()
+    MAMBA2 = auto()
     LINEAR = auto()
     """A product; with two inputs, added to the second."""
     GATED = auto()
     """act(gate) * up."""
+    EXPERTS = auto()
+    """Router and experts, the shared one too."""
+    SCALED = auto()
+    """x * scale."""
     ADD = auto()
     """x + second input; where ``norm`` is named, of the normed x."""
     SAMPLED = auto()
@@ -57,17 +66,18 @@ class Op:
     norm: str = ""
     """Of the first input, before anything else; empty: none."""
     eps: float = 0.0
-    """Of ``norm`` and ``head_norms``."""
+    """Of ``norm`` and ``head_norms``, and of the norms inside a recurrent layer."""
     head_norms: tuple[str, ...] = ()
     """Of q and k; or none."""
     layer: int | None = None
-    """Whose attention, and cache, it is."""
+    """Whose attention and cache, recurrent state, or experts it is about."""
     activation: Activation | None = None
     scale: float = 1.0
     softcap: float | None = None
 
 
 Program = tuple[Op, ...]
+WRITES_STATE = frozenset({Kind.QKV, Kind.SHORT_CONV, Kind.DELTA_NET, Kind.MAMBA2})
 
 
 def program(spec: ModelSpec) -> Program:
@@ -118,10 +128,25 @@ class Recorder:
     def attention(self, step: None, q: int, index: int, spec: AttentionSpec) -> int:
         return self._add(Op(kind=Kind.ATTENTION, inputs=(q,), layer=index))
 
+    def short_conv(self, step: None, x: int, layer: LayerSpec) -> int:
+        return self._add(Op(kind=Kind.SHORT_CONV, inputs=(x,), layer=layer.index))
+
+    def delta_net(self, step: None, x: int, layer: LayerSpec, eps: float) -> int:
+        return self._add(Op(kind=Kind.DELTA_NET, inputs=(x,), layer=layer.index, eps=eps))
+
+    def mamba2(self, step: None, x: int, layer: LayerSpec, eps: float) -> int:
+        return self._add(Op(kind=Kind.MAMBA2, inputs=(x,), layer=layer.index, eps=eps))
+
     def gated_ffn(self, step: None, x: int, prefix: str, spec: FeedForwardSpec) -> int:
         matrices = (f"{prefix}ffn_gate.weight", f"{prefix}ffn_up.weight")
         gated = Op(kind=Kind.GATED, inputs=(x,), matrices=matrices, activation=spec.activation)
         return self.linear(step, self._add(gated), f"{prefix}ffn_down", False)
+
+    def experts(self, step: None, x: int, index: int, spec: ExpertsSpec) -> int:
+        return self._add(Op(kind=Kind.EXPERTS, inputs=(x,), layer=index))
+
+    def scaled(self, x: int, factor: float) -> int:
+        return self._add(Op(kind=Kind.SCALED, inputs=(x,), scale=factor))
 
     def add(self, x: int, y: int) -> int:
         return self._add(Op(kind=Kind.ADD, inputs=(y, x)))
@@ -165,11 +190,12 @@ def fused(ops: Program) -> Program:
 
 def narrowed(ops: Program) -> Program:
     """Drop the rows that nobody samples right behind the last operation that needs them, which is
-    the last one that writes K and V: q and the residual are narrowed instead of the end's value.
+    the last one that writes K and V, or a state: its value and the residual are narrowed instead of
+    the end's value.
 
     What lies between treats each row by itself, so nothing else changes.
     """
-    writes = [place for place, op in enumerate(ops) if op.kind is Kind.QKV]
+    writes = [place for place, op in enumerate(ops) if op.kind in WRITES_STATE]
     if not writes:
         return ops
     last, end = writes[-1], next(i for i, op in enumerate(ops) if op.kind is Kind.SAMPLED)

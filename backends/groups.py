@@ -1,16 +1,49 @@
-"""Which layers of a model share a block table."""
+"""Which layers of a model share a block table, or a slot for their state."""
 
-from attrs import frozen
+from math import prod
+from typing import assert_never
+
+from attrs import evolve, frozen
 
 from kvtrio.backends.base import BackendSettings
 from kvtrio.core.config import Group
 from kvtrio.core.types import StateClass
-from kvtrio.model.spec import LayerSpec, ModelSpec
+from kvtrio.model.spec import (
+    AttentionSpec,
+    DeltaNetSpec,
+    LayerSpec,
+    Mamba2Spec,
+    ModelSpec,
+    RecurrentSpec,
+    ShortConvSpec,
+)
+
+STATE_BYTES = 4
+"""Of one value of a state: float32 whatever the cache's type is."""
+
+
+@frozen
+class StateShape:
+    """What one recurrent layer keeps per request: the rows before, and a matrix per head."""
+
+    history: tuple[int, int]
+    """Rows, channels."""
+    matrices: tuple[int, int, int]
+    """Heads, rows, columns; without any, 0 heads."""
+
+    @property
+    def num_history_values(self) -> int:
+        return prod(self.history)
+
+    @property
+    def num_values(self) -> int:
+        """The history comes first."""
+        return prod(self.history) + prod(self.matrices)
 
 
 @frozen
 class LayerGroup:
-    """Layers with the same state class, window and shape of K and V."""
+    """Layers with the same state class, window and shape of K and V, or of their state."""
 
     state_class: StateClass
     window: int | None
@@ -19,34 +52,72 @@ class LayerGroup:
     value_dim: int
     layers: tuple[int, ...]
     """Layer indices, ascending."""
+    state: StateShape | None = None
+    """Of recurrent layers, which have no K and V: their other sizes are 0."""
 
     def values_per_token(self) -> int:
         """Numbers that one token leaves in all layers of the group."""
         return len(self.layers) * self.num_kv_heads * (self.head_dim + self.value_dim)
 
+    def bytes_per_state(self) -> int:
+        """Of one slot: the state of all layers of the group; 0 where there is none."""
+        return len(self.layers) * self.state.num_values * STATE_BYTES if self.state else 0
+
 
 def layer_groups(spec: ModelSpec) -> tuple[LayerGroup, ...]:
     """The groups of a model, in order of their first layer."""
-    members: dict[tuple[StateClass, int | None, int, int, int], list[int]] = {}
+    members: dict[LayerGroup, list[int]] = {}
     for layer in spec.layers:
         members.setdefault(_shape(layer), []).append(layer.index)
-    return tuple(LayerGroup(*shape, tuple(layers)) for shape, layers in members.items())
+    return tuple(evolve(group, layers=tuple(layers)) for group, layers in members.items())
 
 
 def core_groups(groups: tuple[LayerGroup, ...], bytes_per_value: int) -> tuple[Group, ...]:
     """The groups as the core knows them."""
     return tuple(
-        Group(group.state_class, group.window, group.values_per_token() * bytes_per_value)
+        Group(
+            group.state_class,
+            group.window,
+            group.values_per_token() * bytes_per_value,
+            group.bytes_per_state(),
+        )
         for group in groups
     )
 
 
 def host_blocks(groups: tuple[Group, ...], settings: BackendSettings) -> int:
-    """Whole blocks, of all groups together, that fit into ``settings.host_bytes``."""
+    """Whole blocks, of all groups together, that fit into ``settings.host_bytes``; none where
+    no layer has K and V."""
     block_bytes = sum(group.bytes_per_token for group in groups) * settings.block_size
-    return settings.host_bytes // block_bytes
+    return settings.host_bytes // block_bytes if block_bytes else 0
 
 
-def _shape(layer: LayerSpec) -> tuple[StateClass, int | None, int, int, int]:
-    spec = layer.attention
-    return (layer.state_class, spec.window, spec.num_kv_heads, spec.head_dim, spec.value_dim)
+def pool_bytes(groups: tuple[Group, ...], settings: BackendSettings, num_host_blocks: int) -> int:
+    """Of all blocks and slots, in both memories."""
+    per_token = sum(group.bytes_per_token for group in groups)
+    num_tokens = (settings.num_blocks + num_host_blocks) * settings.block_size
+    num_slots = settings.num_state_slots + settings.num_host_state_slots
+    return per_token * num_tokens + sum(group.bytes_per_state for group in groups) * num_slots
+
+
+def _shape(layer: LayerSpec) -> LayerGroup:
+    """A group without layers."""
+    spec = layer.mixer
+    if isinstance(spec, AttentionSpec):
+        sizes = (spec.num_kv_heads, spec.head_dim, spec.value_dim)
+        return LayerGroup(layer.state_class, spec.window, *sizes, ())
+    return LayerGroup(layer.state_class, None, 0, 0, 0, (), state_shape(spec))
+
+
+def state_shape(spec: RecurrentSpec) -> StateShape:
+    """What a layer of that kind keeps."""
+    history = (spec.conv.width - 1, spec.conv.channels)
+    match spec:
+        case ShortConvSpec():
+            return StateShape(history, (0, 0, 0))
+        case DeltaNetSpec():
+            return StateShape(history, (spec.num_value_heads, spec.key_dim, spec.value_dim))
+        case Mamba2Spec():
+            return StateShape(history, (spec.num_heads, spec.head_dim, spec.state_size))
+        case _:
+            assert_never(spec)

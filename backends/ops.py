@@ -13,7 +13,7 @@ a step, D hidden size, M sampled rows, V vocabulary.
 
 from typing import Protocol, TypeVar
 
-from kvtrio.model.spec import AttentionSpec, FeedForwardSpec, LayerSpec
+from kvtrio.model.spec import AttentionSpec, ExpertsSpec, FeedForwardSpec, LayerSpec
 
 Step = TypeVar("Step", contravariant=True)
 """What one batch looks like to the implementation: positions, slots, block tables, sampled rows."""
@@ -44,16 +44,40 @@ class Ops(Protocol[Step, Value, Choices]):
 
     def qkv(self, step: Step, x: Value, layer: LayerSpec, eps: float) -> Value:
         """Project to q, k, v; norm q and k per head if the layer says so; rotate q and k; write k
-        and v into the cache at the step's slots. Returns q: [N, heads, head_dim]."""
+        and v into the cache at the step's slots. Returns q: [N, heads, head_dim], of gated
+        attention with the gate behind it: [N, heads, 2 head_dim]."""
         ...
 
     def attention(self, step: Step, q: Value, index: int, spec: AttentionSpec) -> Value:
         """Attention of each row over its request's blocks in layer ``index``, rows of this step
-        included: [N, heads, head_dim] -> [N, heads * value_dim]."""
+        included, times the sigmoid of its gate if it has one: what ``qkv`` returned ->
+        [N, heads * value_dim]."""
+        ...
+
+    def short_conv(self, step: Step, x: Value, layer: LayerSpec) -> Value:
+        """A ``ShortConvSpec`` layer up to the matrix after it: [N, D] -> [N, D]. Like the two
+        below, it reads the state in the slot of each row's request and leaves a new one there."""
+        ...
+
+    def delta_net(self, step: Step, x: Value, layer: LayerSpec, eps: float) -> Value:
+        """A ``DeltaNetSpec`` layer up to the matrix after it: [N, D] -> [N, heads * value_dim]."""
+        ...
+
+    def mamba2(self, step: Step, x: Value, layer: LayerSpec, eps: float) -> Value:
+        """A ``Mamba2Spec`` layer up to the matrix after it: [N, D] -> [N, heads * head_dim]."""
         ...
 
     def gated_ffn(self, step: Step, x: Value, prefix: str, spec: FeedForwardSpec) -> Value:
         """down(act(gate x) * up x) with the weights under ``prefix``: [N, D] -> [N, D]."""
+        ...
+
+    def experts(self, step: Step, x: Value, index: int, spec: ExpertsSpec) -> Value:
+        """Router, the experts of each row, and the shared one if there is one, of layer
+        ``index``: [N, D] -> [N, D]."""
+        ...
+
+    def scaled(self, x: Value, factor: float) -> Value:
+        """x * factor, of a branch or of logits, at the width of the residual."""
         ...
 
     def add(self, x: Value, y: Value) -> Value:

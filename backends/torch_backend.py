@@ -8,11 +8,12 @@ from torch import Tensor
 
 from kvtrio.backends import decoder
 from kvtrio.backends.base import BackendError, BackendInfo, BackendSettings
-from kvtrio.backends.groups import core_groups, host_blocks, layer_groups
+from kvtrio.backends.groups import core_groups, host_blocks, layer_groups, pool_bytes
 from kvtrio.backends.memory import Needs, require_memory, require_room, shrunk_host_bytes
 from kvtrio.backends.torch_adapters import TorchAdapters
-from kvtrio.backends.torch_memory import available_memory, make_arenas
-from kvtrio.backends.torch_ops import Pool, TorchOps, layer_caches
+from kvtrio.backends.torch_memory import AnyPool, available_memory, make_arenas, run_copy
+from kvtrio.backends.torch_ops import TorchOps, layer_caches
+from kvtrio.backends.torch_states import layer_states
 from kvtrio.backends.torch_step import StepLayout, TorchStep, build_step
 from kvtrio.backends.torch_weights import (
     TensorFile,
@@ -20,11 +21,11 @@ from kvtrio.backends.torch_weights import (
     passing_bytes,
     weight_bytes,
 )
-from kvtrio.core.batch import Batch, Copy, StepResult
-from kvtrio.core.types import Tier
-from kvtrio.kernels.reference import copy_places
+from kvtrio.core.batch import Batch, StepResult
+from kvtrio.core.config import Group
+from kvtrio.core.types import StateClass, Tier
 from kvtrio.model.adapters import AdapterData
-from kvtrio.model.spec import ModelSpec, RopeSpec, RopeStyle
+from kvtrio.model.spec import AttentionSpec, ModelSpec, RopeSpec, RopeStyle
 
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
 
@@ -35,7 +36,7 @@ class _Parts:
 
     info: BackendInfo
     layout: StepLayout
-    pools: dict[Tier, tuple[Pool, ...]]
+    pools: dict[Tier, tuple[AnyPool, ...]]
     """Per tier, one pool per group; the same ones where the device is the host."""
     ops: TorchOps
     adapters: TorchAdapters
@@ -50,10 +51,11 @@ class TorchBackend:
 
     @classmethod
     def load(cls, file: TensorFile, spec: ModelSpec, settings: BackendSettings) -> Self:
-        """Load the weights and set up the KV pools. ``file`` is not needed afterwards.
+        """Load the weights and set up the pools. ``file`` is not needed afterwards.
 
         Raises BackendError, before it allocates anything, for an unknown type, a device that is
-        not there, or too little memory; ModelFileError for damaged weights.
+        not there, too little memory, or a recurrent model without slots for its state;
+        ModelFileError for damaged weights.
         """
         dtype, device = _dtype(settings.dtype), _device(settings.device)
         if settings.num_threads is not None:
@@ -74,7 +76,8 @@ class TorchBackend:
                 dtype=dtype,
                 device=device,
             )
-            ops = TorchOps(weights, layer_caches(pools[Tier.DEVICE]), dtype)
+            own = pools[Tier.DEVICE]
+            ops = TorchOps(weights, layer_caches(own), layer_states(own), dtype)
         return cls(spec, _Parts(info, layout, pools, ops, TorchAdapters(spec, device)))
 
     @property
@@ -118,14 +121,8 @@ class TorchBackend:
         """Copies first: a chunk may read what they bring."""
         parts = self._open()
         for copy in batch.copies:
-            _copy(parts.pools[copy.source_tier], parts.pools[copy.target_tier], copy)
+            run_copy(parts.pools[copy.source_tier], parts.pools[copy.target_tier], copy)
         return build_step(batch, parts.layout, parts.adapters.loaded)
-
-
-def _copy(sources: tuple[Pool, ...], targets: tuple[Pool, ...], copy: Copy) -> None:
-    source, target = sources[copy.group], targets[copy.group]
-    for theirs, mine in ((source.keys, target.keys), (source.values, target.values)):
-        copy_places(theirs[:, copy.source], mine[:, copy.target], copy.num_tokens)
 
 
 def _dtype(name: str) -> torch.dtype:
@@ -165,21 +162,31 @@ def _with_room(
 def _info(file: TensorFile, spec: ModelSpec, settings: BackendSettings) -> BackendInfo:
     dtype = _dtype(settings.dtype)
     groups = core_groups(layer_groups(spec), dtype.itemsize)
-    per_token = sum(group.bytes_per_token for group in groups)
+    settings = _with_slots(groups, settings)
     num_host_blocks = host_blocks(groups, settings)
-    num_blocks = settings.num_blocks + num_host_blocks
     return BackendInfo(
         name="torch",
         groups=groups,
         block_size=settings.block_size,
         num_blocks=settings.num_blocks,
         num_host_blocks=num_host_blocks,
+        num_state_slots=settings.num_state_slots,
+        num_host_state_slots=settings.num_host_state_slots,
         is_unified=_is_unified(settings),
         vocab_size=spec.vocab_size,
         max_context=settings.max_context,
-        pool_bytes=per_token * settings.block_size * num_blocks,
+        pool_bytes=pool_bytes(groups, settings, num_host_blocks),
         weight_bytes=weight_bytes(file, spec, dtype),
     )
+
+
+def _with_slots(groups: tuple[Group, ...], settings: BackendSettings) -> BackendSettings:
+    """The settings, without slots where nothing needs them."""
+    if all(group.state_class is not StateClass.POINT for group in groups):
+        return evolve(settings, num_state_slots=0, num_host_state_slots=0)
+    if not settings.num_state_slots:
+        raise BackendError("this model has recurrent layers, and there is no slot for their state")
+    return settings
 
 
 def _is_unified(settings: BackendSettings) -> bool:
@@ -189,7 +196,8 @@ def _is_unified(settings: BackendSettings) -> bool:
 
 
 def _ropes(file: TensorFile, spec: ModelSpec) -> dict[RopeSpec, Tensor | None]:
-    kinds = {layer.attention.rope for layer in spec.layers}
+    mixers = (layer.mixer for layer in spec.layers)
+    kinds = {mixer.rope for mixer in mixers if isinstance(mixer, AttentionSpec)}
     return {
         rope: torch.from_numpy(file.dequantise(rope.factors)) if rope.factors else None
         for rope in sorted(kinds, key=repr)

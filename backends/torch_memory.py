@@ -1,13 +1,28 @@
-"""Memory of the torch backend: what a device has, and the KV pools."""
+"""Memory of the torch backend: what a device has, and the pools of KV and states."""
 
 import numpy as np
 import torch
+from attrs import frozen
 
 from kvtrio.backends.base import BackendInfo
 from kvtrio.backends.groups import LayerGroup
 from kvtrio.backends.memory import ram_available
 from kvtrio.backends.torch_ops import Pool
+from kvtrio.backends.torch_states import StatePool
+from kvtrio.core.batch import Copy
 from kvtrio.core.types import Tier
+from kvtrio.kernels.reference import copy_places
+
+AnyPool = Pool | StatePool
+
+
+@frozen(kw_only=True)
+class PoolSizes:
+    """Of all pools in one memory."""
+
+    num_blocks: int
+    block_size: int
+    num_slots: int
 
 
 def available_memory(device: torch.device) -> int | None:
@@ -19,32 +34,52 @@ def available_memory(device: torch.device) -> int | None:
 
 def make_arenas(
     groups: tuple[LayerGroup, ...], info: BackendInfo, dtype: torch.dtype, device: torch.device
-) -> dict[Tier, tuple[Pool, ...]]:
+) -> dict[Tier, tuple[AnyPool, ...]]:
     """Pools for both tiers: one set for both where the device is the host."""
-    total, size = info.num_blocks + info.num_host_blocks, info.block_size
     if info.is_unified:
-        return dict.fromkeys(Tier, make_pools(groups, total, size, dtype, device))
+        total = info.num_blocks + info.num_host_blocks
+        num_slots = info.num_state_slots + info.num_host_state_slots
+        shared = make_pools(groups, _sizes(info, total, num_slots), dtype, device)
+        return dict.fromkeys(Tier, shared)
+    own = _sizes(info, info.num_blocks, info.num_state_slots)
+    host = _sizes(info, info.num_host_blocks, info.num_host_state_slots)
     return {
-        Tier.DEVICE: make_pools(groups, info.num_blocks, size, dtype, device),
-        Tier.HOST: make_pools(groups, info.num_host_blocks, size, dtype, torch.device("cpu")),
+        Tier.DEVICE: make_pools(groups, own, dtype, device),
+        Tier.HOST: make_pools(groups, host, dtype, torch.device("cpu")),
     }
 
 
 def make_pools(
-    groups: tuple[LayerGroup, ...],
-    num_blocks: int,
-    block_size: int,
-    dtype: torch.dtype,
-    device: torch.device,
-) -> tuple[Pool, ...]:
+    groups: tuple[LayerGroup, ...], sizes: PoolSizes, dtype: torch.dtype, device: torch.device
+) -> tuple[AnyPool, ...]:
     """One pool per group, zeroed (a masked NaN would still spoil its row)."""
-    pools = []
-    for group in groups:
-        shape = (len(group.layers), num_blocks, block_size, group.num_kv_heads)
-        keys = _zeros((*shape, group.head_dim), dtype, device)
-        values = _zeros((*shape, group.value_dim), dtype, device)
-        pools.append(Pool(group, keys, values))
-    return tuple(pools)
+    return tuple(_pool(group, sizes, dtype, device) for group in groups)
+
+
+def run_copy(sources: tuple[AnyPool, ...], targets: tuple[AnyPool, ...], copy: Copy) -> None:
+    """Copy a part of a block, or a state; ``sources`` and ``targets`` of the copy's two tiers."""
+    source, target = sources[copy.group], targets[copy.group]
+    if isinstance(source, StatePool) and isinstance(target, StatePool):
+        target.states[copy.target] = source.states[copy.source]
+        return
+    assert isinstance(source, Pool)
+    assert isinstance(target, Pool)
+    for theirs, mine in ((source.keys, target.keys), (source.values, target.values)):
+        copy_places(theirs[:, copy.source], mine[:, copy.target], copy.num_tokens)
+
+
+def _sizes(info: BackendInfo, num_blocks: int, num_slots: int) -> PoolSizes:
+    return PoolSizes(num_blocks=num_blocks, block_size=info.block_size, num_slots=num_slots)
+
+
+def _pool(group: LayerGroup, sizes: PoolSizes, dtype: torch.dtype, device: torch.device) -> AnyPool:
+    num_layers = len(group.layers)
+    if group.state is not None:
+        shape = (sizes.num_slots, num_layers, group.state.num_values)
+        return StatePool(group, _zeros(shape, torch.float32, device))
+    places = (num_layers, sizes.num_blocks, sizes.block_size, group.num_kv_heads)
+    keys = _zeros((*places, group.head_dim), dtype, device)
+    return Pool(group, keys, _zeros((*places, group.value_dim), dtype, device))
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

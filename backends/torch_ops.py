@@ -1,6 +1,6 @@
 """``Ops`` over the reference kernels."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from attrs import frozen
@@ -8,19 +8,16 @@ from torch import Tensor
 
 from kvtrio.backends.groups import LayerGroup
 from kvtrio.backends.torch_adapters import add_changes
+from kvtrio.backends.torch_feed_forward import TorchFeedForward
+from kvtrio.backends.torch_recurrent import TorchRecurrent
 from kvtrio.backends.torch_sampling import sample_rows
+from kvtrio.backends.torch_states import LayerStates
 from kvtrio.backends.torch_step import TorchStep
 from kvtrio.core.batch import Sampled
 from kvtrio.kernels import reference as kernels
 from kvtrio.kernels import reference_attention as attention
 from kvtrio.model.adapter_pairs import HEAD
-from kvtrio.model.spec import (
-    Activation,
-    AttentionSpec,
-    FeedForwardSpec,
-    LayerSpec,
-    RopeStyle,
-)
+from kvtrio.model.spec import AttentionSpec, LayerSpec, RopeStyle
 
 
 @frozen(eq=False)
@@ -41,16 +38,17 @@ class Pool:
     values: Tensor
 
 
-def layer_caches(pools: tuple[Pool, ...]) -> dict[int, LayerCache]:
-    """Per layer index, its part of its group's pool."""
+def layer_caches(pools: Sequence[object]) -> dict[int, LayerCache]:
+    """Per index of a layer with attention, its part of its group's pool."""
     return {
         layer: LayerCache(i, pool.keys[place], pool.values[place])
         for i, pool in enumerate(pools)
+        if isinstance(pool, Pool)
         for place, layer in enumerate(pool.group.layers)
     }
 
 
-class TorchOps:
+class TorchOps(TorchRecurrent, TorchFeedForward):
     """Implements ``Ops[TorchStep, Tensor, tuple[Sampled, ...]]``.
 
     The residual stream, and q and k between projection and cache, are float32; what enters or
@@ -58,11 +56,14 @@ class TorchOps:
     """
 
     def __init__(
-        self, weights: Mapping[str, Tensor], caches: Mapping[int, LayerCache], dtype: torch.dtype
+        self,
+        weights: Mapping[str, Tensor],
+        caches: Mapping[int, LayerCache],
+        states: Mapping[int, LayerStates],
+        dtype: torch.dtype,
     ) -> None:
-        self._weights = weights
+        super().__init__(weights, states, dtype)
         self._caches = caches
-        self._dtype = dtype
 
     def embed(self, step: TorchStep, weight: str, scale: float) -> Tensor:
         return kernels.embed(step.token_ids, self._weights[weight + ".weight"], scale)
@@ -73,14 +74,10 @@ class TorchOps:
     def post_norm(self, x: Tensor, weight: str, eps: float) -> Tensor:
         return kernels.rms_norm(x, self._weights[weight + ".weight"], eps, torch.float32)
 
-    def linear(self, step: TorchStep, x: Tensor, weight: str, bias: bool) -> Tensor:
-        added = self._weights[weight + ".bias"] if bias else None
-        out = kernels.linear(x, self._weights[weight + ".weight"], added)
-        return add_changes(step.adapters, x, out, weight + ".weight")
-
     def qkv(self, step: TorchStep, x: Tensor, layer: LayerSpec, eps: float) -> Tensor:
         spec, prefix = layer.attention, f"blk.{layer.index}."
         q, k, v = self._project(step, x, spec, prefix)
+        q, gate = q.split_with_sizes((spec.head_dim, q.shape[-1] - spec.head_dim), -1)
         if spec.qk_norm:
             q = self._head_norm(q, prefix + "attn_q_norm.weight", eps)
             k = self._head_norm(k, prefix + "attn_k_norm.weight", eps)
@@ -92,10 +89,11 @@ class TorchOps:
         slots = step.groups[cache.group].slots
         kernels.write_cache(cache.keys, slots, k)
         kernels.write_cache(cache.values, slots, v)
-        return q.to(self._dtype)
+        return torch.cat((q, gate), -1).to(self._dtype) if spec.gated else q.to(self._dtype)
 
     def attention(self, step: TorchStep, q: Tensor, index: int, spec: AttentionSpec) -> Tensor:
         cache = self._caches[index]
+        q, gate = q.split_with_sizes((spec.head_dim, q.shape[-1] - spec.head_dim), -1)
         out = q.new_empty(q.shape[0], spec.num_heads, spec.value_dim)
         for run in step.groups[cache.group].runs:
             keys = attention.gather_blocks(cache.keys, run.blocks)
@@ -103,16 +101,13 @@ class TorchOps:
             out[run.rows] = attention.attend(
                 q[run.rows], keys, values, run.mask, attention.Scoring(spec.scale, spec.softcap)
             )
-        return out.flatten(1)
-
-    def gated_ffn(self, step: TorchStep, x: Tensor, prefix: str, spec: FeedForwardSpec) -> Tensor:
-        both = self.linear(step, x, prefix + "ffn_gate_up", False)
-        gate, up = both.split_with_sizes((spec.size, spec.size), -1)
-        hidden = kernels.gated(gate, up, spec.activation is Activation.GELU_TANH)
-        return self.linear(step, hidden, prefix + "ffn_down", False)
+        return (attention.gate(out, gate) if spec.gated else out).flatten(1)
 
     def add(self, x: Tensor, y: Tensor) -> Tensor:
         return x + y
+
+    def scaled(self, x: Tensor, factor: float) -> Tensor:
+        return x.float() * factor
 
     def sampled_rows(self, step: TorchStep, x: Tensor) -> Tensor:
         return x[step.sampled]
@@ -128,12 +123,14 @@ class TorchOps:
     def _project(
         self, step: TorchStep, x: Tensor, spec: AttentionSpec, prefix: str
     ) -> tuple[Tensor, Tensor, Tensor]:
+        """q, with its gate behind it in each head if there is one, k and v: [N, heads, dim]."""
         fused = self.linear(step, x, prefix + "attn_qkv", spec.bias).float()
         key_size = spec.num_kv_heads * spec.head_dim
         value_size = spec.num_kv_heads * spec.value_dim
-        q, k, v = fused.split_with_sizes((spec.num_heads * spec.head_dim, key_size, value_size), -1)
+        query_size = fused.shape[-1] - key_size - value_size
+        q, k, v = fused.split_with_sizes((query_size, key_size, value_size), -1)
         return (
-            q.reshape(-1, spec.num_heads, spec.head_dim),
+            q.reshape(-1, spec.num_heads, query_size // spec.num_heads),
             k.reshape(-1, spec.num_kv_heads, spec.head_dim),
             v.reshape(-1, spec.num_kv_heads, spec.value_dim),
         )

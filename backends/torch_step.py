@@ -8,6 +8,7 @@ from torch import Tensor
 
 from kvtrio.backends.groups import LayerGroup
 from kvtrio.backends.torch_adapters import NO_ADAPTERS, AdapterRows, Loaded, adapter_rows
+from kvtrio.backends.torch_states import StateRun, state_runs
 from kvtrio.core.batch import Batch, Chunk, SampleRow
 from kvtrio.kernels.reference import rope_angles
 from kvtrio.kernels.reference_attention import causal_mask
@@ -43,7 +44,10 @@ class TorchStep:
     """int64 [N]."""
     rotations: Mapping[RopeSpec, tuple[Tensor, Tensor]]
     """Per kind of rope cos and sin, float32 [N, num_rotated / 2]."""
-    groups: tuple[GroupStep, ...]
+    groups: Mapping[int, GroupStep]
+    """By index, those with K and V."""
+    states: Mapping[int, tuple[StateRun, ...]]
+    """By index, the recurrent ones."""
     sampled: Tensor
     """int64 [M]: rows after which a token is sampled."""
     samples: tuple[SampleRow, ...]
@@ -76,6 +80,8 @@ def build_step(batch: Batch, layout: StepLayout, loaded: Loaded = NO_ADAPTERS) -
     ends = _row_ends(chunks)
     lengths = [len(chunk.token_ids) for chunk in chunks]
     num_sampled = [int(chunk.sample is not None) for chunk in chunks]
+    recurrent = [i for i, group in enumerate(layout.groups) if group.state is not None]
+    attending = [i for i, group in enumerate(layout.groups) if group.state is None]
     sampled = [end - 1 for chunk, end in zip(chunks, ends, strict=True) if chunk.sample]
     return TorchStep(
         token_ids=_ints(token_ids).to(layout.device),
@@ -83,7 +89,8 @@ def build_step(batch: Batch, layout: StepLayout, loaded: Loaded = NO_ADAPTERS) -
             rope: _rotation(rope, factors, positions, layout.device)
             for rope, factors in layout.ropes.items()
         },
-        groups=tuple(_group_step(chunks, i, layout) for i in range(len(layout.groups))),
+        groups={i: _group_step(chunks, i, layout) for i in attending},
+        states={i: state_runs(chunks, i, layout.device) for i in recurrent},
         sampled=_ints(sampled).to(layout.device),
         samples=tuple(chunk.sample for chunk in chunks if chunk.sample),
         adapters=adapter_rows(chunks, lengths, loaded, layout.device),

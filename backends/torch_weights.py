@@ -1,6 +1,6 @@
 """A file's tensors as the torch backend keeps them: dequantised, and fused where used together."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from math import prod
 from typing import Protocol
 
@@ -11,7 +11,23 @@ from tqdm import tqdm
 
 from kvtrio.model.errors import ModelFileError
 from kvtrio.model.gguf_file import TensorInfo
+from kvtrio.model.layer_tensors import is_matrix, layer_tensors
 from kvtrio.model.spec import LayerSpec, ModelSpec
+
+STACKS = (
+    ("attn_qkv.weight", ("attn_q.weight", "attn_k.weight", "attn_v.weight")),
+    ("attn_qkv.bias", ("attn_q.bias", "attn_k.bias", "attn_v.bias")),
+    ("ffn_gate_up.weight", ("ffn_gate.weight", "ffn_up.weight")),
+    ("ffn_gate_up_shexp.weight", ("ffn_gate_shexp.weight", "ffn_up_shexp.weight")),
+    (
+        "delta_in.weight",
+        ("attn_qkv.weight", "attn_gate.weight", "ssm_beta.weight", "ssm_alpha.weight"),
+    ),
+    ("delta_in.weight", ("attn_qkv.weight", "attn_gate.weight", "ssm_ba.weight")),
+)
+"""Matrices that read the same rows, one below the other: one product instead of several."""
+ROUTER = "ffn_gate_inp.weight"
+"""Tiny, and a rounded one would send rows to other experts: it stays float32."""
 
 
 class TensorFile(Protocol):
@@ -25,45 +41,48 @@ class TensorFile(Protocol):
 
 def weight_plan(spec: ModelSpec) -> dict[str, tuple[str, ...]]:
     """Names of the tensors to keep, each with the file's tensors that are stacked into it."""
-    names = ["token_embd.weight", "output_norm.weight"]
+    names = ["token_embd.weight", f"{spec.output_norm}.weight"]
     names += [] if spec.tied_output else ["output.weight"]
     plan: dict[str, tuple[str, ...]] = {name: (name,) for name in names}
     for layer in spec.layers:
-        plan |= dict(_layer_plan(layer))
+        plan |= _layer_plan(layer, spec.hidden_size)
     return plan
 
 
-def _layer_plan(layer: LayerSpec) -> Iterator[tuple[str, tuple[str, ...]]]:
-    prefix, spec = f"blk.{layer.index}.", layer.attention
-    single = ["attn_norm.weight", "attn_output.weight", "ffn_norm.weight", "ffn_down.weight"]
-    single += ["attn_output.bias"] if spec.output_bias else []
-    single += ["attn_q_norm.weight", "attn_k_norm.weight"] if spec.qk_norm else []
-    single += ["post_attention_norm.weight", "post_ffw_norm.weight"] if layer.post_norms else []
-    yield from ((prefix + name, (prefix + name,)) for name in single)
-    for kind in ("weight", "bias") if spec.bias else ("weight",):
-        yield f"{prefix}attn_qkv.{kind}", tuple(f"{prefix}attn_{p}.{kind}" for p in "qkv")
-    parts = (f"{prefix}ffn_gate.weight", f"{prefix}ffn_up.weight")
-    yield f"{prefix}ffn_gate_up.weight", parts
+def _layer_plan(layer: LayerSpec, hidden: int) -> dict[str, tuple[str, ...]]:
+    left = [name for name, _ in layer_tensors(layer, hidden)]
+    plan: dict[str, tuple[str, ...]] = {}
+    for stacked, parts in STACKS:
+        if set(parts) <= set(left):
+            plan[stacked] = parts
+            left = [name for name in left if name not in parts]
+    plan |= {name: (name,) for name in left}
+    prefix = f"blk.{layer.index}."
+    return {prefix + name: tuple(prefix + part for part in parts) for name, parts in plan.items()}
 
 
 def weight_bytes(file: TensorFile, spec: ModelSpec, dtype: torch.dtype) -> int:
     """Bytes of all kept tensors."""
-    return sum(prod(s) * _kept_type(s, dtype).itemsize for s in _shapes(file, spec))
+    return sum(
+        prod(shape) * _kept_type(name, shape, dtype).itemsize
+        for name, shape in _shapes(file, spec).items()
+    )
 
 
 def passing_bytes(file: TensorFile, spec: ModelSpec) -> int:
     """Bytes that loading needs besides: the largest tensor as float32, on its way in."""
-    return max(4 * prod(shape) for shape in _shapes(file, spec))
+    return max(4 * prod(shape) for shape in _shapes(file, spec).values())
 
 
-def _shapes(file: TensorFile, spec: ModelSpec) -> list[tuple[int, ...]]:
-    return [file.tensors[part].shape for parts in weight_plan(spec).values() for part in parts]
+def _shapes(file: TensorFile, spec: ModelSpec) -> dict[str, tuple[int, ...]]:
+    names = [part for parts in weight_plan(spec).values() for part in parts]
+    return {name: file.tensors[name].shape for name in names}
 
 
 def load_weights(
     file: TensorFile, spec: ModelSpec, dtype: torch.dtype, device: torch.device
 ) -> dict[str, Tensor]:
-    """Matrices in ``dtype``, vectors (norms and biases) in float32.
+    """Matrices in ``dtype``; norms, biases, convolutions and routers in float32.
 
     Raises ModelFileError when a weight is not finite in its type.
     """
@@ -81,7 +100,7 @@ def load_weights(
 def _load(file: TensorFile, parts: tuple[str, ...], dtype: torch.dtype) -> Tensor:
     shapes = [file.tensors[part].shape for part in parts]
     shape = (sum(s[0] for s in shapes), *shapes[0][1:])
-    out = torch.empty(shape, dtype=_kept_type(shape, dtype))
+    out = torch.empty(shape, dtype=_kept_type(parts[0], shape, dtype))
     for part, target in zip(parts, out.split_with_sizes([s[0] for s in shapes]), strict=True):
         target.copy_(torch.from_numpy(file.dequantise(part)))
         if not bool(torch.isfinite(target).all()):
@@ -89,5 +108,6 @@ def _load(file: TensorFile, parts: tuple[str, ...], dtype: torch.dtype) -> Tenso
     return out
 
 
-def _kept_type(shape: tuple[int, ...], dtype: torch.dtype) -> torch.dtype:
-    return dtype if len(shape) > 1 else torch.float32
+def _kept_type(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.dtype:
+    is_narrow = is_matrix(name, shape) and not name.endswith(ROUTER)
+    return dtype if is_narrow else torch.float32

@@ -26,7 +26,8 @@ class Chunk:
     start: int
     token_ids: tuple[int, ...]
     block_tables: tuple[tuple[BlockId, ...], ...]
-    """Per group of layers, the blocks that hold positions 0 .. start + len(token_ids) - 1."""
+    """Per group of layers, the blocks that hold positions 0 .. start + len(token_ids) - 1; of
+    recurrent layers the one slot that holds the request's running state."""
     sample: SampleRow | None = None
     adapters: tuple[AdapterUse, ...] = ()
     """Under which all its tokens are computed; their deltas are added in this order."""
@@ -40,6 +41,7 @@ class Chunk:
 class Copy:
     """Copy the first ``num_tokens`` places of one block to another, before the step runs.
 
+    In a group of recurrent layers a whole state instead, from slot to slot.
     Copies run in order: a later one may read what an earlier one wrote. The two tiers differ only
     where device and host are separate memories.
     """

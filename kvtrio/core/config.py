@@ -13,6 +13,9 @@ class Group:
     window: int | None
     """Positions that a query sees, its own included; None: all."""
     bytes_per_token: int
+    """0 for recurrent layers."""
+    bytes_per_state: int = 0
+    """Of one slot: the state of all the group's recurrent layers; 0 for other layers."""
 
 
 @frozen(kw_only=True)

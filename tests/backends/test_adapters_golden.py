@@ -89,14 +89,15 @@ def test_smollm2_with_adapters_matches_its_recordings(shared, smollm2, form):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("scale", [0.5, 1.0])
-def test_tiny_llama_with_an_adapter_matches_its_recordings(shared, scale):
-    """All seven matrices of each layer have a change here."""
+@pytest.mark.parametrize("name", ["llama3", "qwen35"])
+def test_tiny_models_with_adapters_match_their_recordings(shared, name, scale):
+    """All matrices of each layer have a change here, those of recurrent layers too."""
     models = shared / "tiny" / "models"
     golden = json.loads(
-        (shared / "tiny" / "golden" / f"llama3-lora-{scale}.json").read_text("utf-8")
+        (shared / "tiny" / "golden" / f"{name}-lora-{scale}.json").read_text("utf-8")
     )
-    base = models / "llama3.gguf"
-    (adapter,) = read_adapters(base, models / "lora-llama3.gguf")
+    base = models / f"{name}.gguf"
+    (adapter,) = read_adapters(base, models / f"lora-{name}.gguf")
     runs = [run_of(case, [(adapter, scale)]) for case in [*golden["cases"], golden["long"]]]
     assert worst_difference(loaded(load(base), adapter), runs) < 1e-3
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from attrs import evolve
 
-from harness.torch_models import ODD, PLAIN, SPECS, WINDOWED
+from harness.torch_models import DELTA_EXPERTS, MAMBA, MAMBA_EXPERTS, ODD, PLAIN, SPECS, WINDOWED
 from kvtrio.backends.cpu_program import Kind, Op, Program, fused, narrowed, program, recorded
 from kvtrio.model.spec import ModelSpec
 
@@ -89,6 +89,16 @@ def test_flags_of_the_model_are_written_down():
         "blk.0.attn_q_norm.weight",
         "blk.0.attn_k_norm.weight",
     )
+
+
+def test_recurrent_layers_and_experts_are_written_down():
+    """Norms go into them, and the last that writes a state is where rows may be left out."""
+    assert kinds(DELTA_EXPERTS).startswith("EMBED DELTA_NET LINEAR EXPERTS ADD QKV SAMPLED SAMPLED")
+    assert kinds(MAMBA) == "EMBED MAMBA2 LINEAR MAMBA2 SAMPLED SAMPLED LINEAR LOGITS SAMPLE"
+    first = program(DELTA_EXPERTS)[1]
+    assert (first.layer, first.norm) == (0, "blk.0.attn_norm.weight")
+    assert program(MAMBA_EXPERTS)[-2].kind is Kind.SCALED
+    assert program(MAMBA_EXPERTS)[-2].scale == 0.5
 
 
 def test_a_product_that_others_read_is_not_joined():

@@ -5,9 +5,18 @@ import sys
 
 from attrs import evolve
 
-from harness.torch_models import ODD, PLAIN, WINDOWED
+from harness.torch_models import (
+    CONV,
+    DELTA,
+    DELTA_EXPERTS,
+    MAMBA,
+    MAMBA_EXPERTS,
+    ODD,
+    PLAIN,
+    WINDOWED,
+)
 from kvtrio.backends import decoder
-from kvtrio.model.spec import AttentionSpec, FeedForwardSpec, LayerSpec, ModelSpec
+from kvtrio.model.spec import AttentionSpec, ExpertsSpec, FeedForwardSpec, LayerSpec, ModelSpec
 
 
 class Trace:
@@ -40,6 +49,21 @@ class Trace:
 
     def gated_ffn(self, step: str, x: str, prefix: str, spec: FeedForwardSpec) -> str:
         return f"{prefix}ffn({x})"
+
+    def short_conv(self, step: str, x: str, layer: LayerSpec) -> str:
+        return f"short_conv.{layer.index}({x})"
+
+    def delta_net(self, step: str, x: str, layer: LayerSpec, eps: float) -> str:
+        return f"delta_net.{layer.index}({x})"
+
+    def mamba2(self, step: str, x: str, layer: LayerSpec, eps: float) -> str:
+        return f"mamba2.{layer.index}({x})"
+
+    def experts(self, step: str, x: str, index: int, spec: ExpertsSpec) -> str:
+        return f"experts.{index}({x})"
+
+    def scaled(self, x: str, factor: float) -> str:
+        return f"{factor:g} * {x}"
 
     def add(self, x: str, y: str) -> str:
         return self._named(f"{x} + {y}")
@@ -86,6 +110,36 @@ def test_bias_and_softcap_follow_the_flags():
     lines = traced(ODD, slice(0, 1))
     assert lines[1].startswith("x0 + blk.0.attn_output+bias(")
     assert lines[-1].endswith("capped by 3.0")
+
+
+def test_recurrent_layers_stand_in_for_attention():
+    """Each kind has one operation of its own, and the matrix after it that its files name."""
+    assert traced(DELTA, slice(0, 1))[1] == "x0 + blk.0.ssm_out(delta_net.0(blk.0.attn_norm(x0)))"
+    expected = "x0 + blk.0.shortconv.out_proj(short_conv.0(blk.0.attn_norm(x0)))"
+    assert traced(CONV, slice(0, 1))[1] == expected
+    assert traced(CONV, slice(0, 0))[-1].startswith("token_embd(token_embd_norm(")
+
+
+def test_a_block_may_end_without_a_feed_forward():
+    """Mamba's layers are nothing but their state space."""
+    assert traced(MAMBA, slice(0, 2))[1:-1] == [
+        "x0 + blk.0.ssm_out(mamba2.0(blk.0.attn_norm(x0)))",
+        "x1 + blk.1.ssm_out(mamba2.1(blk.1.attn_norm(x1)))",
+    ]
+
+
+def test_experts_are_one_operation():
+    """Under whatever name the file keeps the norm before them."""
+    lines = traced(DELTA_EXPERTS, slice(0, 1))
+    assert lines[2] == "x1 + experts.0(blk.0.post_attention_norm(x1))"
+
+
+def test_scales_multiply_branches_and_logits():
+    """Each branch before it is added, and the logits last."""
+    lines = traced(MAMBA_EXPERTS, slice(0, 1))
+    assert lines[1].startswith("x0 + 0.7 * blk.0.ssm_out(")
+    assert lines[2].startswith("x1 + 0.7 * experts.0(")
+    assert lines[-1].startswith("0.5 * token_embd(")
 
 
 def test_the_decoder_knows_no_torch():

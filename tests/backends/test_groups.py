@@ -1,7 +1,13 @@
 """Which layers share a block table."""
 
-from harness.torch_models import PLAIN, WINDOWED, layer, spec
-from kvtrio.backends.groups import core_groups, layer_groups
+from harness.torch_models import CONV, DELTA, MAMBA, PLAIN, WINDOWED, layer, settings, spec
+from kvtrio.backends.groups import (
+    StateShape,
+    core_groups,
+    host_blocks,
+    layer_groups,
+    pool_bytes,
+)
 from kvtrio.core.config import Group
 from kvtrio.core.types import StateClass
 
@@ -33,3 +39,34 @@ def test_the_core_learns_class_window_and_size():
         Group(StateClass.TOKEN, None, 2 * 16 * 2),
         Group(StateClass.WINDOW, 7, 2 * 16 * 2),
     )
+
+
+def test_recurrent_layers_share_slots():
+    """They form a group of their own, in order of first layers, with the shape of their state."""
+    delta, full = layer_groups(DELTA)
+    assert (delta.state_class, delta.layers) == (StateClass.POINT, (0, 2))
+    assert delta.state == StateShape((3, 44), (4, 6, 5))
+    assert (full.state_class, full.layers, full.state) == (StateClass.TOKEN, (1,), None)
+    assert layer_groups(CONV)[0].state == StateShape((2, 32), (0, 0, 0))
+    assert [group.state for group in layer_groups(MAMBA)] == [StateShape((3, 52), (4, 6, 7))]
+
+
+def test_a_state_has_one_size_whatever_the_type_of_the_cache():
+    """A slot holds all layers of its group in float32, and a token adds nothing."""
+    for itemsize in (2, 4):
+        delta, full = core_groups(layer_groups(DELTA), itemsize)
+        assert delta == Group(StateClass.POINT, None, 0, 2 * (3 * 44 + 4 * 6 * 5) * 4)
+        assert full == Group(StateClass.TOKEN, None, 2 * 16 * itemsize, 0)
+
+
+def test_pools_hold_blocks_and_slots_of_both_memories():
+    """Blocks cost what tokens cost, slots what states cost."""
+    groups = core_groups(layer_groups(DELTA), 2)
+    chosen = settings(num_blocks=3, num_state_slots=5, num_host_state_slots=7)
+    expected = groups[1].bytes_per_token * 16 * (3 + 2) + groups[0].bytes_per_state * 12
+    assert pool_bytes(groups, chosen, 2) == expected
+
+
+def test_without_keys_and_values_no_block_takes_memory():
+    """There is nothing to make whole blocks of."""
+    assert host_blocks(core_groups(layer_groups(MAMBA), 4), settings(host_bytes=1 << 20)) == 0

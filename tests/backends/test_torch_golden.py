@@ -17,8 +17,11 @@ CHUNK = 256
 """Long prompts come in pieces of this size."""
 CLEAR = 1e-3
 """Recorded lead of the best token below which another best token is no error."""
-TINY = ["qwen3", "qwen2.dequant", "llama3", "llama256", "gemma3", "qwen3-fullvocab-q8_0.dequant"]
 # fmt: off
+TINY = [
+    "qwen3", "qwen2.dequant", "llama3", "llama256", "gemma3", "qwen3-fullvocab-q8_0.dequant",
+    "qwen3moe", "llama-moe", "qwen35", "qwen3next", "lfm2", "mamba2", "granitehybrid",
+]
 TYPES = [
     "bf16", "f16", "iq1_m", "iq1_s", "iq2_s", "iq2_xs", "iq2_xxs", "iq3_s", "iq3_xxs",
     "iq4_nl", "iq4_xs", "mxfp4", "q2_k", "q3_k", "q4_0", "q4_1", "q4_k", "q5_0", "q5_1",

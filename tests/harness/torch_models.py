@@ -7,25 +7,33 @@ from random import Random
 import gguf
 import numpy as np
 import torch
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
 from kvtrio.backends.base import BackendSettings
 from kvtrio.backends.torch_backend import TorchBackend
-from kvtrio.backends.torch_weights import weight_plan
 from kvtrio.core.batch import Batch, Chunk, SampleRow
 from kvtrio.core.sampling import SamplingParams
 from kvtrio.core.types import BlockId, RequestId, StateClass
 from kvtrio.model.architectures import read_spec
 from kvtrio.model.gguf_file import TensorInfo, open_gguf
+from kvtrio.model.layer_tensors import is_matrix
 from kvtrio.model.spec import (
     Activation,
     AttentionSpec,
+    ConvSpec,
+    DeltaNetSpec,
+    ExpertsSpec,
     FeedForwardSpec,
     LayerSpec,
+    Mamba2Spec,
+    Mixer,
     ModelSpec,
     RopeSpec,
     RopeStyle,
+    SharedExpertSpec,
+    ShortConvSpec,
 )
+from kvtrio.model.tensors import needed_tensors
 
 GREEDY = SampleRow(SamplingParams(temperature=0.0), 0.0, ())
 VOCAB = 96
@@ -39,6 +47,7 @@ def settings(**changes: object) -> BackendSettings:
         "num_threads": None,
         "block_size": 16,
         "num_blocks": 256,
+        "num_state_slots": 64,
         "max_context": 2048,
     }
     return BackendSettings(**(chosen | changes))  # type: ignore[arg-type]
@@ -54,9 +63,11 @@ def layer(index: int, window: int | None = None, **flags: object) -> LayerSpec:
     """A layer of 32 values with four heads of 8 on two kv heads."""
     post_norms = bool(flags.pop("post_norms", False))
     activation = flags.pop("activation", Activation.SILU)
+    feed_forward = flags.pop("feed_forward", None)
     style = flags.pop("style", RopeStyle.NEOX)
     assert isinstance(activation, Activation)
     assert isinstance(style, RopeStyle)
+    assert isinstance(feed_forward, ExpertsSpec | None)
     attention: dict[str, object] = {
         "num_heads": 4,
         "num_kv_heads": 2,
@@ -69,10 +80,54 @@ def layer(index: int, window: int | None = None, **flags: object) -> LayerSpec:
     return LayerSpec(
         index=index,
         state_class=StateClass.TOKEN if window is None else StateClass.WINDOW,
-        attention=AttentionSpec(**(attention | flags)),  # type: ignore[arg-type]
-        feed_forward=FeedForwardSpec(size=48, activation=activation),
+        mixer=AttentionSpec(**(attention | flags)),  # type: ignore[arg-type]
+        feed_forward=feed_forward or FeedForwardSpec(size=48, activation=activation),
         post_norms=post_norms,
     )
+
+
+DENSE = FeedForwardSpec(size=48, activation=Activation.SILU)
+
+
+def recurrent_layer(
+    index: int,
+    mixer: Mixer,
+    feed_forward: FeedForwardSpec | ExpertsSpec | None = DENSE,
+) -> LayerSpec:
+    """A layer without attention."""
+    return LayerSpec(
+        index=index, state_class=StateClass.POINT, mixer=mixer, feed_forward=feed_forward
+    )
+
+
+def delta_net(**flags: bool) -> DeltaNetSpec:
+    """Two key heads of 6 values, four value heads of 5."""
+    return DeltaNetSpec(
+        conv=ConvSpec(width=4, channels=2 * 12 + 20),
+        num_key_heads=2,
+        num_value_heads=4,
+        key_dim=6,
+        value_dim=5,
+        **flags,
+    )
+
+
+SHORT_CONV = ShortConvSpec(conv=ConvSpec(width=3, channels=32))
+MAMBA2 = Mamba2Spec(
+    conv=ConvSpec(width=4, channels=24 + 2 * 14),
+    num_heads=4,
+    head_dim=6,
+    num_groups=2,
+    state_size=7,
+)
+EXPERTS = ExpertsSpec(
+    num_experts=6,
+    num_used=2,
+    size=20,
+    activation=Activation.SILU,
+    shared=SharedExpertSpec(size=24, gated=True),
+)
+UNGATED = evolve(EXPERTS, shared=SharedExpertSpec(size=24, gated=False))
 
 
 def spec(*layers: LayerSpec, tied: bool = True, final_softcap: float | None = None) -> ModelSpec:
@@ -101,7 +156,52 @@ ODD = spec(
     final_softcap=3.0,
 )
 """What no shared model has: output bias and soft-caps."""
-SPECS = {"plain": PLAIN, "windowed": WINDOWED, "odd": ODD}
+DELTA = spec(
+    recurrent_layer(0, delta_net(tiled_heads=True, fused_gates=False)),
+    layer(1, gated=True, qk_norm=True, style=RopeStyle.NEOX),
+    recurrent_layer(2, delta_net(tiled_heads=True, fused_gates=False)),
+)
+"""As Qwen3.5."""
+DELTA_EXPERTS = evolve(
+    DELTA,
+    layers=tuple(
+        evolve(
+            each,
+            mixer=each.mixer
+            if isinstance(each.mixer, AttentionSpec)
+            else delta_net(tiled_heads=False, fused_gates=True),
+            feed_forward=EXPERTS,
+            ffn_norm="post_attention_norm",
+        )
+        for each in DELTA.layers
+    ),
+)
+"""As Qwen3-Next."""
+CONV = evolve(
+    spec(recurrent_layer(0, SHORT_CONV), recurrent_layer(1, SHORT_CONV), layer(2, qk_norm=True)),
+    output_norm="token_embd_norm",
+)
+"""As LFM2."""
+MAMBA = spec(*(recurrent_layer(i, MAMBA2, feed_forward=None) for i in range(3)), tied=False)
+"""No attention at all."""
+MAMBA_EXPERTS = evolve(
+    spec(
+        recurrent_layer(0, MAMBA2, feed_forward=UNGATED),
+        layer(1, style=RopeStyle.NONE, feed_forward=UNGATED),
+        recurrent_layer(2, MAMBA2, feed_forward=UNGATED),
+    ),
+    residual_scale=0.7,
+    logit_scale=0.5,
+)
+"""As Granite 4 hybrid."""
+HYBRIDS = {
+    "delta": DELTA,
+    "delta-experts": DELTA_EXPERTS,
+    "conv": CONV,
+    "mamba": MAMBA,
+    "mamba-experts": MAMBA_EXPERTS,
+}
+SPECS = {"plain": PLAIN, "windowed": WINDOWED, "odd": ODD, **HYBRIDS}
 
 
 @frozen(eq=False)
@@ -131,29 +231,14 @@ class RandomFile:
 def random_file(model: ModelSpec, seed: int = 0) -> RandomFile:
     """Weights of a size that keeps activations near one and attention far from uniform."""
     rng = np.random.default_rng(seed)
-    shapes = {part: _shape(part, model) for parts in weight_plan(model).values() for part in parts}
     arrays = {
-        name: rng.normal(float(len(shape) == 1), 0.3 if len(shape) == 1 else 0.2, shape)
-        for name, shape in shapes.items()
+        name: rng.normal(float(not is_matrix(name, shape)), 0.3 if len(shape) == 1 else 0.2, shape)
+        for name, shape in needed_tensors(model).items()
     }
-    return RandomFile({name: array.astype(np.float32) for name, array in arrays.items()})
-
-
-def _shape(name: str, model: ModelSpec) -> tuple[int, ...]:
-    """Shape of a tensor of these models: all their layers have the same sizes."""
-    attention, size = model.layers[0].attention, model.layers[0].feed_forward.size
-    query_size = attention.num_heads * attention.head_dim
-    key_size = attention.num_kv_heads * attention.head_dim
-    kind = name.split(".")[-2]
-    outputs = {"attn_q": query_size, "attn_k": key_size, "attn_v": key_size}
-    outputs |= {"ffn_gate": size, "ffn_up": size, "token_embd": VOCAB, "output": VOCAB}
-    inputs = {"attn_output": query_size, "ffn_down": size}
-    if kind in ("attn_q_norm", "attn_k_norm"):
-        return (attention.head_dim,)
-    num_outputs = outputs.get(kind, model.hidden_size)
-    if name.endswith(".bias") or "norm" in kind:
-        return (num_outputs,)
-    return (num_outputs, inputs.get(kind, model.hidden_size))
+    # What a state loses from token to token: a tenth or so, so that much of the past stays.
+    decays = {name: -0.1 * abs(array) for name, array in arrays.items() if name.endswith("ssm_a")}
+    wide = {name: array.astype(np.float32) for name, array in (arrays | decays).items()}
+    return RandomFile(wide)
 
 
 def random_backend(model: ModelSpec, **changes: object) -> TorchBackend:
@@ -162,8 +247,8 @@ def random_backend(model: ModelSpec, **changes: object) -> TorchBackend:
 
 @define(eq=False)
 class Driver:
-    """Gives requests blocks and steps a backend; one shuffled free list per group when ``rng``
-    is given, so that no two groups agree on an id and no table is in order."""
+    """Gives requests blocks and slots and steps a backend; one shuffled free list per group when
+    ``rng`` is given, so that no two groups agree on an id and no table is in order."""
 
     backend: TorchBackend
     rng: Random | None = None
@@ -172,8 +257,10 @@ class Driver:
 
     def __attrs_post_init__(self) -> None:
         info = self.backend.info
-        for _ in info.groups:
-            blocks = [BlockId(block) for block in range(info.num_blocks)]
+        for group in info.groups:
+            is_point = group.state_class is StateClass.POINT
+            count = info.num_state_slots if is_point else info.num_blocks
+            blocks = [BlockId(block) for block in range(count)]
             if self.rng is not None:
                 self.rng.shuffle(blocks)
             self.free.append(blocks)
@@ -181,11 +268,12 @@ class Driver:
     def chunk(
         self, request: int, start: int, token_ids: Sequence[int], sample: SampleRow | None = GREEDY
     ) -> Chunk:
-        """A chunk with blocks up to its end."""
-        size, end = self.backend.info.block_size, start + len(token_ids)
+        """A chunk with blocks up to its end, or one slot."""
+        info, end = self.backend.info, start + len(token_ids)
         tables = self.tables.setdefault(request, [[] for _ in self.free])
-        for table, free in zip(tables, self.free, strict=True):
-            while len(table) * size < end:
+        for group, table, free in zip(info.groups, tables, self.free, strict=True):
+            is_point = group.state_class is StateClass.POINT
+            while len(table) < (1 if is_point else -(-end // info.block_size)):
                 table.append(free.pop(0))
         blocks = tuple(tuple(table) for table in tables)
         return Chunk(RequestId(request), start, tuple(token_ids), blocks, sample)
