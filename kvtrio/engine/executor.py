@@ -1,15 +1,19 @@
-"""Where a step runs: on the one thread that owns the model, or in virtual time.
+"""Where steps run: on the one thread that owns the model, or in virtual time.
 
 1. A step that was started cannot be cancelled: it writes KV until its end, and the core waits for
-   its answer. ``step`` returns or raises only then, whatever happens to its caller; a cancellation
-   that came meanwhile is delivered at the caller's next checkpoint.
-2. Every ``step`` gives other tasks a turn.
-3. The model is built, used and closed on the same thread: device, stream and inference mode are
+   its answer. ``run`` returns or raises only then, whatever happens to its caller; a cancellation
+   that came meanwhile makes that step the last, and is delivered at the caller's next checkpoint.
+2. Step follows step on the model's thread itself: the way over the event loop and back would cost
+   it a tenth of a step of two milliseconds, and more while the loop is busy. What a step brought
+   is told to the loop when the next one is decided, and read while that one runs.
+3. Every ``run`` gives other tasks a turn.
+4. The model is built, used and closed on the same thread: device, stream and inference mode are
    properties of a thread, and ``trio.to_thread`` does not promise the same one twice.
 
 This is the only module that uses ``trio.lowlevel``.
 """
 
+import math
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -18,7 +22,7 @@ from typing import Any, Generic, Protocol, TypeVar, TypeVarTuple
 
 import outcome
 import trio
-from attrs import frozen
+from attrs import define, frozen
 
 from kvtrio.core.batch import Batch, StepResult
 
@@ -33,11 +37,30 @@ checkpoint_if_cancelled = trio.lowlevel.checkpoint_if_cancelled
 """Raise a pending cancellation without giving anybody a turn."""
 
 
+def thread_safe_clock() -> Callable[[], float]:
+    """The run's time in seconds, for any thread; ``trio.current_time`` is for the loop's own."""
+    return trio.lowlevel.current_clock().current_time
+
+
+class Course(Protocol):
+    """Decides what is computed, step by step; ``Hub`` is one."""
+
+    def follow(self, batch: Batch, result: StepResult, is_last: bool) -> Batch | None:
+        """Book ``batch`` and return the next one, if there is one; none if this is the last.
+        Called in any thread."""
+        ...
+
+    def deliver(self) -> None:
+        """Tell what was booked. Called on the event loop; does not raise."""
+        ...
+
+
 class Executor(Protocol):
     """Runs one step at a time."""
 
-    async def step(self, batch: Batch) -> StepResult:
-        """Compute ``batch``; not cancellable (rule 1). Raises what the backend raises."""
+    async def run(self, batch: Batch, course: Course) -> None:
+        """Compute ``batch`` and whatever follows it; not cancellable within a step (rule 1). Raises
+        what the backend and ``course`` raise."""
         ...
 
     async def load_adapter(self, data: Any) -> int:
@@ -74,12 +97,18 @@ class Stepper(Protocol):
     def unload_adapter(self, adapter_id: int) -> None: ...
 
 
-@frozen
+@define(eq=False)
 class _Call:
     """A function to run and the trio task that waits for its outcome."""
 
     task: trio.lowlevel.Task
-    run: Callable[[], Any]
+    run: Callable[["_Call"], Any]
+    is_cancelled: bool = False
+    """The task would rather not wait any longer."""
+
+    def cancel(self, raise_cancel: object) -> trio.lowlevel.Abort:
+        self.is_cancelled = True
+        return trio.lowlevel.Abort.FAILED
 
 
 class _OwnedThread:
@@ -94,23 +123,45 @@ class _OwnedThread:
 
     def _work(self) -> None:
         while (call := self._calls.get()) is not None:
-            result = outcome.capture(call.run)
-            self._token.run_sync_soon(trio.lowlevel.reschedule, call.task, result)
+            self._answer(call)
+
+    def _answer(self, call: _Call) -> None:
+        result = outcome.capture(call.run, call)
+        self._token.run_sync_soon(trio.lowlevel.reschedule, call.task, result)
+
+    def _answer_others(self) -> None:
+        while not self._calls.empty():
+            call = self._calls.get()
+            assert call is not None, "the thread is ended when nobody waits for it"
+            self._answer(call)
 
     async def run(self, fn: Callable[[*Ts], T], *args: *Ts) -> T:
         """Run ``fn(*args)`` on the thread and return or raise what it does; not cancellable."""
-        self._calls.put(_Call(trio.lowlevel.current_task(), lambda: fn(*args)))
-        result: T = await trio.lowlevel.wait_task_rescheduled(_refuse_to_abort)
+        result: T = await self._run(lambda call: fn(*args))
         return result
+
+    async def run_steps(self, model: "Stepper", batch: Batch, course: Course) -> None:
+        """``Executor.run`` on the thread; other calls have their turn between two steps."""
+
+        def steps(call: _Call) -> None:
+            following: Batch | None = batch
+            while following is not None:
+                result = model.step(following)
+                following = course.follow(following, result, call.is_cancelled)
+                self._token.run_sync_soon(course.deliver, idempotent=True)
+                self._answer_others()
+
+        await self._run(steps)
+
+    async def _run(self, run: Callable[[_Call], Any]) -> Any:
+        call = _Call(trio.lowlevel.current_task(), run)
+        self._calls.put(call)
+        return await trio.lowlevel.wait_task_rescheduled(call.cancel)
 
     def end(self) -> None:
         """Let the thread finish and wait for it: at once, since no call is under way."""
         self._calls.put(None)
         self._thread.join()
-
-
-def _refuse_to_abort(raise_cancel: object) -> trio.lowlevel.Abort:
-    return trio.lowlevel.Abort.FAILED
 
 
 @frozen(eq=False)
@@ -122,8 +173,8 @@ class ThreadExecutor(Generic[Info]):
     _thread: _OwnedThread
     _backend: Stepper
 
-    async def step(self, batch: Batch) -> StepResult:
-        return await self._thread.run(self._backend.step, batch)
+    async def run(self, batch: Batch, course: Course) -> None:
+        await self._thread.run_steps(self._backend, batch, course)
 
     async def load_adapter(self, data: Any) -> int:
         return await self._thread.run(self._backend.load_adapter, data)
@@ -163,11 +214,15 @@ class VirtualExecutor:
     backend: Stepper
     cost: Callable[[Batch], float]
 
-    async def step(self, batch: Batch) -> StepResult:
-        result = self.backend.step(batch)
-        with trio.CancelScope(shield=True):  # as on the thread: a started step ends
-            await trio.sleep(self.cost(batch))
-        return result
+    async def run(self, batch: Batch, course: Course) -> None:
+        following: Batch | None = batch
+        while following is not None:
+            result = self.backend.step(following)
+            with trio.CancelScope(shield=True):  # as on the thread: a started step ends
+                await trio.sleep(self.cost(following))
+            is_last = trio.current_effective_deadline() == -math.inf
+            following = course.follow(following, result, is_last)
+            course.deliver()
 
     async def load_adapter(self, data: Any) -> int:
         await checkpoint()
