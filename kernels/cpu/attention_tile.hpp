@@ -1,0 +1,180 @@
+// One tile of 64 keys against a few rows: products, softmax, products.
+#pragma once
+
+#include <cfloat>
+#include <limits>
+
+#include "attention_arithmetic.hpp"
+
+namespace kvt {
+
+constexpr int32_t kTile = 64;  // keys
+
+// Register tile: rows x columns of 16 lanes, as many as there are registers to sum in.
+#if defined(__AVX512VNNI__)
+constexpr int kTileRows = 6, kTileColumns = 4;
+#elif defined(__AVX2__)
+constexpr int kTileRows = 3, kTileColumns = 2;
+#else
+constexpr int kTileRows = 3, kTileColumns = 1;
+#endif
+
+struct Factors {
+  const float* a;  // lanes [rows][a_stride]
+  int64_t a_stride;
+  const float* b;  // lanes [steps][b_stride]
+  int64_t b_stride;
+  int64_t steps;
+};
+
+// c[rows][columns of 16] = keep[row] c + a b, or a b where keep is null. A sum runs over the steps
+// in ascending order, whatever R and C are.
+template <class Arithmetic, int R, int C>
+inline void multiply_few(const Factors& factors, float* c, int64_t c_stride, const float* keep) {
+  Floats sums[R][C];
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 8
+    for (int i = 0; i < C; ++i) {
+      sums[r][i] = keep ? Floats::load(c + r * c_stride + i * 16) * Floats::all(keep[r])
+                        : Floats::zero();
+    }
+  }
+  const float* b = factors.b;
+  for (int64_t step = 0; step < factors.steps; ++step, b += factors.b_stride) {
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+      const Floats a = Floats::all(factors.a[r * factors.a_stride + step]);
+#pragma GCC unroll 8
+      for (int i = 0; i < C; ++i) {
+        sums[r][i] = Arithmetic::step(sums[r][i], a, Floats::load(b + i * 16));
+      }
+    }
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 8
+    for (int i = 0; i < C; ++i) sums[r][i].store(c + r * c_stride + i * 16);
+  }
+}
+
+// As multiply_few for any number of columns, a multiple of 16.
+template <class Arithmetic, int R>
+inline void multiply_rows(Factors factors, int32_t columns, float* c, int64_t c_stride,
+                          const float* keep) {
+  for (; columns >= kTileColumns * 16; columns -= kTileColumns * 16) {
+    multiply_few<Arithmetic, R, kTileColumns>(factors, c, c_stride, keep);
+    factors.b += kTileColumns * 16;
+    c += kTileColumns * 16;
+  }
+  for (; columns > 0; columns -= 16) {
+    multiply_few<Arithmetic, R, 1>(factors, c, c_stride, keep);
+    factors.b += 16;
+    c += 16;
+  }
+}
+
+// `rows` is at most kTileRows.
+template <class Arithmetic, int R = kTileRows>
+inline void multiply(const Factors& factors, int32_t rows, int32_t columns, float* c,
+                     int64_t c_stride, const float* keep) {
+  if constexpr (R > 1) {
+    if (rows < R) return multiply<Arithmetic, R - 1>(factors, rows, columns, c, c_stride, keep);
+  }
+  multiply_rows<Arithmetic, R>(factors, columns, c, c_stride, keep);
+}
+
+// What the softmax of one row has come to over the tiles of a split so far. Scores are in units of
+// log 2: weights are powers of two.
+struct RowSoftmax {
+  float peak = -FLT_MAX;  // finite, so that a row that has seen no key stays as it is
+  alignas(64) float weights[16] = {};  // lane i: the weights of keys i, i + 16, ...
+};
+
+// Which of a tile's keys a row sees: bit i for key i.
+struct Visible {
+  int32_t window;  // 0: all
+
+  // `ahead`: the row's position less the tile's first.
+  uint64_t keys(int64_t ahead) const {
+    if (ahead < 0) return 0;
+    uint64_t bits = ahead >= kTile - 1 ? ~uint64_t{0} : (uint64_t{2} << ahead) - 1;
+    const int64_t hidden = window ? ahead - window + 1 : 0;
+    if (hidden >= kTile) return 0;
+    return hidden > 0 ? bits & ~((uint64_t{1} << hidden) - 1) : bits;
+  }
+};
+
+// scores[64] as they count: capped where cap is not 0, minus infinity where the row does not see
+// the key. Returns the largest.
+inline float shape_scores(float* scores, float cap, uint64_t visible) {
+  Floats peak = Floats::all(-std::numeric_limits<float>::infinity());
+  const Floats hidden = peak;
+  const bool is_changed = cap != 0.0f || ~visible;
+#pragma GCC unroll 4
+  for (int i = 0; i < kTile; i += 16) {
+    Floats score = Floats::load(scores + i);
+    if (is_changed) {
+      if (cap != 0.0f) score = tanh_half_log2(score) * Floats::all(cap);
+      score = select(static_cast<uint16_t>(visible >> i), score, hidden);
+      score.store(scores + i);
+    }
+    peak = max(peak, score);
+  }
+  return largest(peak);
+}
+
+// Weights 2^(score - peak) of 64 scores as lanes of Arithmetic; adds them to the row's, of which
+// `keep` is left.
+template <class Arithmetic>
+inline void weigh(const float* scores, float keep, RowSoftmax& row, float* lanes) {
+  const Floats peak = Floats::all(row.peak);
+  Floats weights[kTile / 16];
+#pragma GCC unroll 4
+  for (int i = 0; i < kTile / 16; ++i) weights[i] = exp2(Floats::load(scores + i * 16) - peak);
+  const Floats sum = (weights[0] + weights[1]) + (weights[2] + weights[3]);
+  fma(Floats::load(row.weights), Floats::all(keep), sum).store(row.weights);
+  Arithmetic::put(lanes, weights[0], weights[1]);
+  Arithmetic::put(lanes + 32 / Arithmetic::kPerLane, weights[2], weights[3]);
+}
+
+// One tile's keys and values, expanded.
+struct Tile {
+  const float* keys;  // lanes [head_dim / kPerLane][64]
+  const float* values;  // lanes [64 / kPerLane][width]
+  int64_t key_steps;
+  int32_t width;
+  float cap;
+};
+
+// A few rows' part in a tile.
+struct TileRows {
+  int32_t count;  // at most kTileRows
+  const float* q;  // lanes [count][q_stride]
+  int64_t q_stride;
+  RowSoftmax* softmax;  // [count]
+  float* sums;          // [count][width]: weighted values
+  const uint64_t* visible;  // [count]
+};
+
+template <class KeyArithmetic, class ValueArithmetic>
+inline void attend_tile(const Tile& tile, const TileRows& rows) {
+  alignas(64) float scores[kTileRows * kTile], lanes[kTileRows * kTile];
+  alignas(64) float old_peaks[16] = {}, new_peaks[16] = {}, keep[16];
+  const Factors of_keys{rows.q, rows.q_stride, tile.keys, kTile, tile.key_steps};
+  multiply<KeyArithmetic>(of_keys, rows.count, kTile, scores, kTile, nullptr);
+  for (int32_t r = 0; r < rows.count; ++r) {
+    const float peak = shape_scores(scores + r * kTile, tile.cap, rows.visible[r]);
+    old_peaks[r] = rows.softmax[r].peak;
+    new_peaks[r] = rows.softmax[r].peak = peak > old_peaks[r] ? peak : old_peaks[r];
+  }
+  exp2(Floats::load(old_peaks) - Floats::load(new_peaks)).store(keep);
+  constexpr int kSteps = kTile / ValueArithmetic::kPerLane;
+  for (int32_t r = 0; r < rows.count; ++r) {
+    weigh<ValueArithmetic>(scores + r * kTile, keep[r], rows.softmax[r], lanes + r * kSteps);
+  }
+  const Factors of_values{lanes, kSteps, tile.values, tile.width, kSteps};
+  multiply<ValueArithmetic>(of_values, rows.count, tile.width, rows.sums, tile.width, keep);
+}
+
+}  // namespace kvt
