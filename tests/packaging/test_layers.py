@@ -56,6 +56,7 @@ RULES = {
         ("attrs", "hypercorn", "msgspec", "quart", "quart_trio", "trio", "werkzeug"),
         frozenset({"asyncio"}),
     ),
+    "kvtrio.bench": Rule((), ("attrs", "trio"), frozenset({"asyncio"})),
     "kvtrio.plugins": Rule(),
     "kvtrio.config": Rule((), ("attrs", "cyclopts")),
     "kvtrio.__main__": Rule(("kvtrio.cli",)),
