@@ -192,7 +192,7 @@ inline void attend_rows_to_tile(const RowBlock& block, int64_t tile, const RowMe
   using Values = typename ArithmeticOf<value_type>::Type;
   const AttentionShape& shape = *block.shape;
   const Visible visible{shape.call->window};
-  const Tile expanded{memory.keys, memory.values, shape.layout.head_dim / Keys::kPerLane,
+  const KeyTile expanded{memory.keys, memory.values, shape.layout.head_dim / Keys::kPerLane,
                       shape.width, shape.cap};
   uint64_t bits[kTileRows];
   for (int32_t r = 0; r < block.num_rows(); r += kTileRows) {

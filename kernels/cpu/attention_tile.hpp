@@ -139,7 +139,7 @@ inline void weigh(const float* scores, float keep, RowSoftmax& row, float* lanes
 }
 
 // One tile's keys and values, expanded.
-struct Tile {
+struct KeyTile {
   const float* keys;  // lanes [head_dim / kPerLane][64]
   const float* values;  // lanes [64 / kPerLane][width]
   int64_t key_steps;
@@ -158,7 +158,7 @@ struct TileRows {
 };
 
 template <class KeyArithmetic, class ValueArithmetic>
-inline void attend_tile(const Tile& tile, const TileRows& rows) {
+inline void attend_tile(const KeyTile& tile, const TileRows& rows) {
   alignas(64) float scores[kTileRows * kTile], lanes[kTileRows * kTile];
   alignas(64) float old_peaks[16] = {}, new_peaks[16] = {}, keep[16];
   const Factors of_keys{rows.q, rows.q_stride, tile.keys, kTile, tile.key_steps};
