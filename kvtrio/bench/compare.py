@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack
 import trio
 from attrs import field, frozen
 
-from kvtrio.bench.errors import BenchError, Refused
+from kvtrio.bench.errors import BenchError, NotMeasured
 from kvtrio.bench.measures import MIB, SECONDS, Measure
 from kvtrio.bench.servers import Server, Target, open_server
 
@@ -33,7 +33,7 @@ class Plan:
 
 @frozen
 class Row:
-    """One measure's values by server, one per round; fewer where a server refused."""
+    """One measure's values by server, one per round; fewer where a server would not."""
 
     name: str
     unit: str
@@ -75,6 +75,9 @@ class _Run:
 
     async def start(self, stack: AsyncExitStack) -> tuple[Server, Server]:
         """Start both in turn, as often as there are rounds; those of the last round stay."""
+        for target in self.plan.targets:
+            if target.url is not None:
+                await open_server(target, self.plan.patience_s)  # before the other one is started
         for number in range(1, self.plan.rounds):
             for side, target in enumerate(self.plan.targets):
                 if target.url is None:
@@ -104,14 +107,14 @@ class _Run:
         label = server.target.label
         try:
             value = await measure.run(server.client, f"{measure.name} {number}")
-        except Refused as error:
-            note = f"{label} refuses {measure.name}: {error}"
+        except NotMeasured as error:
+            note = f"{label} has no {measure.name}: {error}"
             self.notes.extend([note] if note not in self.notes else [])
             value = None
-        except OSError:
+        except (OSError, BenchError) as error:
             if server.process:
-                server.process.check()
-            raise BenchError(f"{label} takes no connections any more") from None
+                server.process.check()  # if it has ended, that says more
+            raise BenchError(f"{label}, {measure.name}: {error}") from None
         self.remember(measure.name, measure.unit, side, value)
 
     def remember(self, name: str, unit: str, side: int, value: float | None) -> None:

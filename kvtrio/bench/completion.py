@@ -7,7 +7,7 @@ from typing import Any
 import trio
 from attrs import define, frozen
 
-from kvtrio.bench.errors import BenchError, Refused
+from kvtrio.bench.errors import BenchError, NotMeasured
 from kvtrio.bench.http import OK, Client, Reply
 
 EVENT_END = b"\n\n"
@@ -51,15 +51,22 @@ class Timing:
 
     @property
     def rate(self) -> float:
-        """Tokens per second after the first."""
-        return (self.num_tokens - 1) / (self.last_s - self.first_s)
+        """Tokens per second after the first. Raises ``NotMeasured`` if there is no time between."""
+        return per_second(self.num_tokens - 1, self.last_s - self.first_s)
+
+
+def per_second(num_tokens: int, seconds: float) -> float:
+    """Raises ``NotMeasured`` for no time at all."""
+    if seconds <= 0:
+        raise NotMeasured("all tokens came at once")
+    return num_tokens / seconds
 
 
 async def tokenise(client: Client, text: str) -> list[int]:
-    """Raises ``Refused``, ``BenchError`` or ``OSError``."""
+    """Raises ``NotMeasured``, ``BenchError`` or ``OSError``."""
     reply = await client.post("/tokenize", {"content": text, "add_special": True})
     if reply.status != OK:
-        raise Refused(reply.status)
+        raise NotMeasured(f"status {reply.status}")
     try:
         return [int(each) for each in reply.json()["tokens"]]
     except (LookupError, TypeError, ValueError):
@@ -67,13 +74,13 @@ async def tokenise(client: Client, text: str) -> list[int]:
 
 
 async def complete(client: Client, ask: Ask) -> Timing:
-    """Raises ``Refused``, ``BenchError`` (also if fewer tokens came than asked) or ``OSError``."""
+    """Raises ``NotMeasured``, ``BenchError`` or ``OSError``; the first also if tokens lack."""
     events, sent_s = _Events(), trio.current_time()
     await client.stream("/completion", ask.body(), events.take)
     final = Reply(OK, events.last).json()
     num_tokens = final.get("tokens_predicted") if isinstance(final, dict) else None
     if num_tokens != ask.num_tokens or not final.get("stop"):
-        raise BenchError(f"{client.name} made {num_tokens} tokens instead of {ask.num_tokens}")
+        raise NotMeasured(f"{num_tokens} tokens came instead of {ask.num_tokens}")
     return Timing(
         sent_s=sent_s, first_s=events.first_s, last_s=events.last_s, num_tokens=num_tokens
     )
@@ -94,7 +101,7 @@ class _Events:
 
     def take(self, status: int, data: bytes) -> None:
         if status != OK:
-            raise Refused(status)
+            raise NotMeasured(f"status {status}")
         now = trio.current_time()
         *events, self._tail = (self._tail + data).split(EVENT_END)
         for event in events:

@@ -173,8 +173,9 @@ class _Body:
         if self.is_chunked:
             return b"".join(self._chunks(data))
         if self.num_missing is not None:
+            data = data[: self.num_missing]
             self.num_missing -= len(data)
-            self.is_complete = self.num_missing <= 0
+            self.is_complete = self.num_missing == 0
         return data
 
     def _chunks(self, data: bytes) -> Iterator[bytes]:

@@ -5,8 +5,8 @@ from collections.abc import Awaitable, Callable
 import trio
 from attrs import frozen
 
-from kvtrio.bench.completion import Ask, Timing, complete, tokenise
-from kvtrio.bench.errors import BenchError, Refused
+from kvtrio.bench.completion import Ask, Timing, complete, per_second, tokenise
+from kvtrio.bench.errors import BenchError, NotMeasured
 from kvtrio.bench.http import Client
 from kvtrio.bench.prompts import text
 
@@ -23,7 +23,7 @@ Run = Callable[[Client, str], Awaitable[float]]
 @frozen
 class Measure:
     """``run(client, label)`` gives the value. The label is new in each round and equal for both
-    servers, which so get the same texts. May raise ``Refused``, ``BenchError`` or ``OSError``."""
+    servers, which so get the same texts. Raises ``NotMeasured``, ``BenchError`` or ``OSError``."""
 
     name: str
     unit: str
@@ -70,7 +70,7 @@ def prefill(num_tokens: int) -> Run:
     async def run(client: Client, label: str) -> float:
         ids = await prompt(client, label, num_tokens)
         timing = await complete(client, Ask(token_ids=ids, num_tokens=1))
-        return num_tokens / timing.wait_s
+        return per_second(num_tokens, timing.wait_s)
 
     return run
 
@@ -93,7 +93,7 @@ def streams(count: int, num_tokens: int) -> Run:
         prompts = [await prompt(client, f"{label} {i}", SHORT_PROMPT) for i in range(count)]
         timings = await together(client, prompts, num_tokens)
         last_s, first_s = max(t.last_s for t in timings), min(t.first_s for t in timings)
-        return count * (num_tokens - 1) / (last_s - first_s)
+        return per_second(count * (num_tokens - 1), last_s - first_s)
 
     return run
 
@@ -124,7 +124,7 @@ async def together(client: Client, prompts: list[list[int]], num_tokens: int) ->
     async def one(ids: list[int], nursery: trio.Nursery) -> None:
         try:
             timings.append(await complete(client, Ask(token_ids=ids, num_tokens=num_tokens)))
-        except (BenchError, Refused, OSError) as error:
+        except (BenchError, NotMeasured, OSError) as error:
             failures.append(error)
             nursery.cancel_scope.cancel()
 

@@ -67,7 +67,7 @@ class ServerProcess:
 
     def resident_bytes(self) -> int | None:
         """Memory of all its processes together; what they share counts in each. None: unknown."""
-        sizes = [_resident(pid) for pid in self._members()]
+        sizes = [_resident(pid) for pid in self.members()]
         return sum(sizes) or None
 
     async def stop(self) -> None:
@@ -75,7 +75,7 @@ class ServerProcess:
         with trio.CancelScope(shield=True):
             self._signal(signal.SIGTERM)
             with trio.move_on_after(PATIENCE_S):
-                while self.process.poll() is None or any(self._members()):  # noqa: ASYNC110
+                while self.process.poll() is None or any(self.members()):  # noqa: ASYNC110
                     await trio.sleep(POLL_S)
             self._signal(signal.SIGKILL)
             self.process.wait()
@@ -83,7 +83,7 @@ class ServerProcess:
 
     def _signal(self, number: signal.Signals) -> None:
         """To each once: at a second SIGTERM some servers cut their answers off."""
-        members = list(self._members())
+        members = list(self.members())
         with suppress(ProcessLookupError):
             if not members and self.process.poll() is None:
                 os.killpg(self.process.pid, number)
@@ -91,8 +91,8 @@ class ServerProcess:
             with suppress(ProcessLookupError):
                 os.kill(pid, number)
 
-    def _members(self) -> Iterator[int]:
-        """Processes of the session, also in other process groups; none where there is no /proc."""
+    def members(self) -> Iterator[int]:
+        """All of its session, also in other process groups; none where there is no /proc."""
         for path in PROC.glob("[0-9]*/stat"):
             if _session(path) == self.process.pid:
                 yield int(path.parent.name)

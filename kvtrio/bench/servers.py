@@ -6,7 +6,7 @@ import trio
 from attrs import frozen
 
 from kvtrio.bench.completion import Ask, complete, tokenise
-from kvtrio.bench.errors import BenchError, Refused
+from kvtrio.bench.errors import BenchError, NotMeasured
 from kvtrio.bench.http import OK, Client, client_for, client_for_url
 from kvtrio.bench.processes import PORT, ServerProcess
 
@@ -104,5 +104,5 @@ async def _answer(server: Server) -> None:
     try:
         ids = await tokenise(server.client, "One word")
         await complete(server.client, Ask(token_ids=ids, num_tokens=1))
-    except (OSError, Refused) as error:
+    except (OSError, NotMeasured) as error:
         raise BenchError(f"{server.target.label} is healthy but gives no answer: {error}") from None
