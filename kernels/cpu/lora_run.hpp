@@ -16,8 +16,6 @@ struct Change {
 constexpr int64_t kChangeRows = 32;   // rows of one item
 constexpr int64_t kChangePanels = 8;  // panels of one item
 
-inline int64_t num_tiles(int64_t count, int64_t size) { return (count + size - 1) / size; }
-
 inline std::vector<Change> find_changes(const RowSet& rows, const Output* outputs, int num_outputs,
                                         float* inner) {
   std::vector<Change> changes;

@@ -45,7 +45,7 @@ inline Input Runner::prepare_shared(const kvt_op& op, const OpPlan& plan, const 
   const float* source = plain_input(op, x);
   // Items of several rows where there are enough for every thread.
   const int64_t height = std::clamp<int64_t>(num_rows() / (4 * worker_.num_threads), 1, 6);
-  for (int64_t i; (i = worker_.take((num_rows() + height - 1) / height)) >= 0;) {
+  for (int64_t i; (i = worker_.take(num_tiles(num_rows(), height))) >= 0;) {
     const int64_t first = i * height;
     const int64_t count = std::min(height, num_rows() - first);
     for (int64_t row = first; op.norm >= 0 && row < first + count; ++row) {

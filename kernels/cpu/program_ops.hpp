@@ -24,7 +24,12 @@ inline void Runner::qkv(const kvt_op& op, const OpPlan& plan) {
   multiply(worker_, input, products, 3);
   barrier(KVT_PROFILE_MAIN);
   if (has_changes(op)) add_changes(plain_input(op, x), outputs, 3);
-  for (int64_t row; (row = worker_.take(num_rows())) >= 0;) finish_qkv(op, row, parts);
+  // A strip of the cache is written by one thread, where there is enough for all.
+  const int64_t height = num_rows() >= 2 * kStrip * worker_.num_threads ? kStrip : 1;
+  for (int64_t i; (i = worker_.take(num_tiles(num_rows(), height))) >= 0;) {
+    const int64_t end = std::min((i + 1) * height, num_rows());
+    for (int64_t row = i * height; row < end; ++row) finish_qkv(op, row, parts);
+  }
   query_width_ = query_width(model_, model_.attention(op.attention));
   barrier(KVT_PROFILE_AFTER);
 }

@@ -33,6 +33,8 @@ class Meter {
   int64_t last_ = 0;
 };
 
+inline int64_t num_tiles(int64_t count, int64_t size) { return (count + size - 1) / size; }
+
 // What all threads share in one step.
 struct StepContext {
   const kvt_model& model;
