@@ -30,6 +30,8 @@ COMMON_FLAGS = (
     "-fno-math-errno",
     # Two libraries are loaded in one process; neither may use the other's inline functions.
     "-fvisibility=hidden",
+    # Wide vectors are passed between functions of one file only, so nobody else's calls differ.
+    "-Wno-psabi",
 )
 X86_64 = ("x86_64", "amd64")
 

@@ -39,8 +39,7 @@ def library(isa: str) -> Library:
 
 
 def isas() -> tuple[str, ...]:
-    """What to run a test of the kernels for. Without a fitting library one, whose tests then skip or
-    fail."""
+    """What to run a test of the kernels for; where no library fits, one, whose tests then say so."""
     try:
         with chosen_isa("portable"):
             return supported_isas(load_library())
