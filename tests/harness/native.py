@@ -39,7 +39,7 @@ def library(isa: str) -> Library:
 
 
 def isas() -> tuple[str, ...]:
-    """What to run a test of the kernels for; where no library fits, one, whose tests then say so."""
+    """What to run a test of the kernels for; without a library one, whose tests say so."""
     try:
         with chosen_isa("portable"):
             return supported_isas(load_library())
