@@ -38,8 +38,11 @@ struct Pairs {
     return {_mm512_dpbf16_ps(sum.lanes, bf16(a), bf16(b))};
   }
   static void put(float* target, Floats first, Floats second) {
+    join(first, second).store(target);
+  }
+  static Floats join(Floats first, Floats second) {
     const __m512bh pairs = _mm512_cvtne2ps_pbh(second.lanes, first.lanes);
-    _mm512_storeu_si512(target, (__m512i)pairs);
+    return {_mm512_castsi512_ps((__m512i)pairs)};
   }
   static void put_mixed(float* target, int64_t, Floats first, Floats second) {
     put(target, first, second);

@@ -3,7 +3,7 @@
 
 #include "attention.hpp"
 #include "attention_tile.hpp"
-#include "cache_expand.hpp"
+#include "cache_write.hpp"
 
 namespace kvt {
 
@@ -20,6 +20,7 @@ struct AttentionShape {
   int64_t q_stride;       // lanes of a row of q
   float q_factor;         // scale, and what makes powers of two out of scores
   float cap;              // in units of log 2; 0: none
+  int64_t key_bytes, value_bytes;  // of a strip
 
   int64_t max_rows() const { return static_cast<int64_t>(num_positions) * group; }
 };
@@ -34,6 +35,8 @@ inline AttentionShape shape_of(const CacheLayout& layout, int32_t num_heads) {
   shape.group = num_heads / layout.kv_heads;
   shape.num_positions = std::max(kBlockRows / shape.group, 1);
   shape.width = padded_dim(layout.value_dim);
+  shape.key_bytes = key_strip_bytes(layout);
+  shape.value_bytes = value_strip_bytes(layout);
   shape.q_stride = (layout.head_dim + 31) / 32 * 32 / per_lane(layout.key_type);
   return shape;
 }
@@ -119,105 +122,6 @@ inline void prepare_q(const RowBlock& block, const RowMemory& memory) {
       Arithmetic::put(lanes + i / Arithmetic::kPerLane, Floats::load(row + i),
                       Floats::load(row + i + 16));
     }
-  }
-}
-
-// The strips of a tile's keys or values, null where no row of a block sees any of their places.
-struct Strips {
-  const uint8_t* keys[kTile / kStrip];
-  const uint8_t* values[kTile / kStrip];
-};
-
-inline Strips find_strips(const RowBlock& block, int64_t tile) {
-  const CacheLayout& layout = block.shape->layout;
-  const Cache& cache = *block.shape->call->cache;
-  const int64_t per_block = layout.block_size / kStrip;
-  const int64_t first = block.first_key() / kStrip, last = block.last_key() / kStrip;
-  Strips strips{};
-  for (int64_t i = 0; i < kTile / kStrip; ++i) {
-    const int64_t strip = tile * (kTile / kStrip) + i;
-    if (strip < first || strip > last) continue;
-    const int64_t number = block.chunk->blocks[strip / per_block];
-    const int64_t at = (number * layout.kv_heads + block.kv_head) * per_block + strip % per_block;
-    strips.keys[i] = cache.keys + at * key_strip_bytes(layout);
-    strips.values[i] = cache.values + at * value_strip_bytes(layout);
-  }
-  return strips;
-}
-
-inline void prefetch(const uint8_t* first, int64_t bytes) {
-  if (!first) return;
-  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(first + i);
-}
-
-// Values of keys that were never written must not enter sums, not even with weight 0: they may be
-// no numbers.
-template <class Arithmetic>
-inline void clear_values(const RowBlock& block, int64_t tile, float* values) {
-  const int32_t width = block.shape->width;
-  const int64_t first = block.last_key() + 1 - tile * kTile;
-  for (int64_t key = std::max<int64_t>(first, 0); key < kTile; ++key) {
-    if (Arithmetic::kPerLane == 1) {
-      std::fill_n(values + key * width, width, 0.0f);
-    } else {
-      auto* const halves = reinterpret_cast<uint16_t*>(values + key / 2 * width) + key % 2;
-      for (int32_t i = 0; i < width; ++i) halves[2 * i] = 0;
-    }
-  }
-}
-
-template <int32_t key_type, int32_t value_type>
-inline void expand_tile(const RowBlock& block, int64_t tile, const RowMemory& memory) {
-  using Values = typename ArithmeticOf<value_type>::Type;
-  const AttentionShape& shape = *block.shape;
-  const int64_t strip_lanes = kStrip / Values::kPerLane * static_cast<int64_t>(shape.width);
-  const Strips strips = find_strips(block, tile), next = find_strips(block, tile + 1);
-  for (int32_t i = 0; i < kTile / kStrip; ++i) {
-    prefetch(next.keys[i], key_strip_bytes(shape.layout));
-    prefetch(next.values[i], value_strip_bytes(shape.layout));
-    float* const values = memory.values + i * strip_lanes;
-    if (strips.keys[i]) {
-      expand_keys<key_type>(strips.keys[i], shape.layout.head_dim, memory.keys + i * kStrip, kTile);
-      expand_values<value_type>(strips.values[i], shape.width, values);
-    } else {
-      std::fill_n(values, strip_lanes, 0.0f);
-    }
-  }
-  clear_values<Values>(block, tile, memory.values);
-}
-
-template <int32_t key_type, int32_t value_type>
-inline void attend_rows_to_tile(const RowBlock& block, int64_t tile, const RowMemory& memory) {
-  using Keys = typename ArithmeticOf<key_type>::Type;
-  using Values = typename ArithmeticOf<value_type>::Type;
-  const AttentionShape& shape = *block.shape;
-  const Visible visible{shape.call->window};
-  const KeyTile expanded{memory.keys, memory.values, shape.layout.head_dim / Keys::kPerLane,
-                      shape.width, shape.cap};
-  uint64_t bits[kTileRows];
-  for (int32_t r = 0; r < block.num_rows(); r += kTileRows) {
-    const int32_t count = std::min(kTileRows, block.num_rows() - r);
-    uint64_t any = 0;
-    for (int32_t i = 0; i < count; ++i) {
-      any |= bits[i] = visible.keys(block.position(r + i) - tile * kTile);
-    }
-    if (!any) continue;
-    attend_tile<Keys, Values>(
-        expanded, {count, memory.q + r * shape.q_stride, shape.q_stride, memory.softmax + r,
-                   memory.sums + static_cast<int64_t>(r) * shape.width, bits});
-  }
-}
-
-// Softmax and sums of all rows of a block over one split.
-template <int32_t key_type, int32_t value_type>
-inline void attend_split(const RowBlock& block, int64_t split, const RowMemory& memory) {
-  std::fill_n(memory.softmax, block.num_rows(), RowSoftmax{});
-  std::fill_n(memory.sums, static_cast<int64_t>(block.num_rows()) * block.shape->width, 0.0f);
-  const int64_t first = std::max(split * kSplit, block.first_key()) / kTile;
-  const int64_t last = std::min((split + 1) * kSplit - 1, block.last_key()) / kTile;
-  for (int64_t tile = first; tile <= last; ++tile) {
-    expand_tile<key_type, value_type>(block, tile, memory);
-    attend_rows_to_tile<key_type, value_type>(block, tile, memory);
   }
 }
 

@@ -2,7 +2,7 @@
 // split of these where a few rows see many keys; then a second phase merges the splits.
 #pragma once
 
-#include "attention_rows.hpp"
+#include "attention_split.hpp"
 
 namespace kvt {
 

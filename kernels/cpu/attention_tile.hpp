@@ -19,69 +19,82 @@ constexpr int kTileRows = 3, kTileColumns = 2;
 constexpr int kTileRows = 3, kTileColumns = 1;
 #endif
 
+// Lanes of a matrix in memory, [steps][stride].
+struct Lanes {
+  const float* lanes;
+  int64_t stride;
+
+  Floats load(int64_t step, int64_t column) const {
+    return Floats::load(lanes + step * stride + column);
+  }
+};
+
+// Factors of a product: a is [rows][steps], b is [steps][columns], a Lanes or what loads like it.
+template <class Right>
 struct Factors {
-  const float* a;  // lanes [rows][a_stride]
-  int64_t a_stride;
-  const float* b;  // lanes [steps][b_stride]
-  int64_t b_stride;
+  Lanes a;
+  Right b;
   int64_t steps;
 };
 
-// c[rows][columns of 16] = keep[row] c + a b, or a b where keep is null. A sum runs over the steps
-// in ascending order, whatever R and C are.
-template <class Arithmetic, int R, int C>
-inline void multiply_few(const Factors& factors, float* c, int64_t c_stride, const float* keep) {
+// Where products go: c[rows][columns] = keep[row] c + a b, or a b where keep is null.
+struct Sums {
+  float* sums;
+  int64_t stride;
+  const float* keep;
+};
+
+// R rows, columns first .. first + 16 C - 1. A sum runs over the steps in ascending order, whatever
+// R and C are.
+template <class Arithmetic, int R, int C, class Right>
+inline void multiply_few(const Factors<Right>& factors, int32_t first, const Sums& out) {
   Floats sums[R][C];
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 8
     for (int i = 0; i < C; ++i) {
-      sums[r][i] = keep ? Floats::load(c + r * c_stride + i * 16) * Floats::all(keep[r])
-                        : Floats::zero();
+      sums[r][i] = Floats::zero();
+      if (!out.keep) continue;
+      const float* const old = out.sums + r * out.stride + first + i * 16;
+      sums[r][i] = Floats::load(old) * Floats::all(out.keep[r]);
     }
   }
-  const float* b = factors.b;
-  for (int64_t step = 0; step < factors.steps; ++step, b += factors.b_stride) {
+  for (int64_t step = 0; step < factors.steps; ++step) {
+    Floats b[C];
+#pragma GCC unroll 8
+    for (int i = 0; i < C; ++i) b[i] = factors.b.load(step, first + i * 16);
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
-      const Floats a = Floats::all(factors.a[r * factors.a_stride + step]);
+      const Floats a = Floats::all(factors.a.lanes[r * factors.a.stride + step]);
 #pragma GCC unroll 8
-      for (int i = 0; i < C; ++i) {
-        sums[r][i] = Arithmetic::step(sums[r][i], a, Floats::load(b + i * 16));
-      }
+      for (int i = 0; i < C; ++i) sums[r][i] = Arithmetic::step(sums[r][i], a, b[i]);
     }
   }
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 8
-    for (int i = 0; i < C; ++i) sums[r][i].store(c + r * c_stride + i * 16);
+    for (int i = 0; i < C; ++i) sums[r][i].store(out.sums + r * out.stride + first + i * 16);
   }
 }
 
 // As multiply_few for any number of columns, a multiple of 16.
-template <class Arithmetic, int R>
-inline void multiply_rows(Factors factors, int32_t columns, float* c, int64_t c_stride,
-                          const float* keep) {
-  for (; columns >= kTileColumns * 16; columns -= kTileColumns * 16) {
-    multiply_few<Arithmetic, R, kTileColumns>(factors, c, c_stride, keep);
-    factors.b += kTileColumns * 16;
-    c += kTileColumns * 16;
+template <class Arithmetic, int R, class Right>
+inline void multiply_rows(const Factors<Right>& factors, int32_t columns, const Sums& out) {
+  int32_t first = 0;
+  for (; first + kTileColumns * 16 <= columns; first += kTileColumns * 16) {
+    multiply_few<Arithmetic, R, kTileColumns>(factors, first, out);
   }
-  for (; columns > 0; columns -= 16) {
-    multiply_few<Arithmetic, R, 1>(factors, c, c_stride, keep);
-    factors.b += 16;
-    c += 16;
-  }
+  for (; first < columns; first += 16) multiply_few<Arithmetic, R, 1>(factors, first, out);
 }
 
 // `rows` is at most kTileRows.
-template <class Arithmetic, int R = kTileRows>
-inline void multiply(const Factors& factors, int32_t rows, int32_t columns, float* c,
-                     int64_t c_stride, const float* keep) {
+template <class Arithmetic, int R = kTileRows, class Right>
+inline void multiply(const Factors<Right>& factors, int32_t rows, int32_t columns,
+                     const Sums& out) {
   if constexpr (R > 1) {
-    if (rows < R) return multiply<Arithmetic, R - 1>(factors, rows, columns, c, c_stride, keep);
+    if (rows < R) return multiply<Arithmetic, R - 1>(factors, rows, columns, out);
   }
-  multiply_rows<Arithmetic, R>(factors, columns, c, c_stride, keep);
+  multiply_rows<Arithmetic, R>(factors, columns, out);
 }
 
 // What the softmax of one row has come to over the tiles of a split so far. Scores are in units of
@@ -138,10 +151,12 @@ inline void weigh(const float* scores, float keep, RowSoftmax& row, float* lanes
   Arithmetic::put(lanes + 32 / Arithmetic::kPerLane, weights[2], weights[3]);
 }
 
-// One tile's keys and values, expanded.
-struct KeyTile {
-  const float* keys;  // lanes [head_dim / kPerLane][64]
-  const float* values;  // lanes [64 / kPerLane][width]
+// One tile: keys [head_dim / kPerLane][64] and values [64 / kPerLane][width], each as Lanes or what
+// loads like them.
+template <class Keys, class Values>
+struct Tile {
+  Keys keys;
+  Values values;
   int64_t key_steps;
   int32_t width;
   float cap;
@@ -149,20 +164,19 @@ struct KeyTile {
 
 // A few rows' part in a tile.
 struct TileRows {
-  int32_t count;  // at most kTileRows
-  const float* q;  // lanes [count][q_stride]
-  int64_t q_stride;
-  RowSoftmax* softmax;  // [count]
-  float* sums;          // [count][width]: weighted values
+  int32_t count;            // at most kTileRows
+  Lanes q;                  // [count]
+  RowSoftmax* softmax;      // [count]
+  float* sums;              // [count][width]: weighted values
   const uint64_t* visible;  // [count]
 };
 
-template <class KeyArithmetic, class ValueArithmetic>
-inline void attend_tile(const KeyTile& tile, const TileRows& rows) {
+template <class KeyArithmetic, class ValueArithmetic, class Keys, class Values>
+inline void attend_tile(const Tile<Keys, Values>& tile, const TileRows& rows) {
   alignas(64) float scores[kTileRows * kTile], lanes[kTileRows * kTile];
   alignas(64) float old_peaks[16] = {}, new_peaks[16] = {}, keep[16];
-  const Factors of_keys{rows.q, rows.q_stride, tile.keys, kTile, tile.key_steps};
-  multiply<KeyArithmetic>(of_keys, rows.count, kTile, scores, kTile, nullptr);
+  const Factors<Keys> of_keys{rows.q, tile.keys, tile.key_steps};
+  multiply<KeyArithmetic>(of_keys, rows.count, kTile, {scores, kTile, nullptr});
   for (int32_t r = 0; r < rows.count; ++r) {
     const float peak = shape_scores(scores + r * kTile, tile.cap, rows.visible[r]);
     old_peaks[r] = rows.softmax[r].peak;
@@ -173,8 +187,8 @@ inline void attend_tile(const KeyTile& tile, const TileRows& rows) {
   for (int32_t r = 0; r < rows.count; ++r) {
     weigh<ValueArithmetic>(scores + r * kTile, keep[r], rows.softmax[r], lanes + r * kSteps);
   }
-  const Factors of_values{lanes, kSteps, tile.values, tile.width, kSteps};
-  multiply<ValueArithmetic>(of_values, rows.count, tile.width, rows.sums, tile.width, keep);
+  const Factors<Values> of_values{{lanes, kSteps}, tile.values, kSteps};
+  multiply<ValueArithmetic>(of_values, rows.count, tile.width, {rows.sums, tile.width, keep});
 }
 
 }  // namespace kvt
