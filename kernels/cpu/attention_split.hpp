@@ -47,7 +47,7 @@ inline void expand_tile(const RowBlock& block, int64_t tile, const Strips& strip
 // Rows first .. of a block, kTileRows or what is left, against a tile.
 template <class KeyArithmetic, class ValueArithmetic, class Keys, class Values>
 inline void attend_few(const RowBlock& block, int64_t tile, int32_t first, const RowMemory& memory,
-                       const Tile<Keys, Values>& factors) {
+                       const KeyTile<Keys, Values>& factors) {
   const AttentionShape& shape = *block.shape;
   const Visible visible{shape.call->window};
   const int32_t count = std::min(kTileRows, block.num_rows() - first);
@@ -72,13 +72,13 @@ inline void attend_rows(const RowBlock& block, int64_t tile, const Strips& strip
   if constexpr (kIsDirect<key_type> && kIsDirect<value_type>) {
     const bool is_whole = strips.keys[0] && (tile + 1) * kTile <= block.last_key() + 1;
     if (is_whole && block.num_rows() <= kTileRows) {
-      const Tile<StripKeys, StripValues> direct{{strips}, {strips, next, shape.width}, key_steps,
+      const KeyTile<StripKeys, StripValues> direct{{strips}, {strips, next, shape.width}, key_steps,
                                                 shape.width, shape.cap};
       return attend_few<Keys, Values>(block, tile, 0, memory, direct);
     }
   }
   expand_tile<key_type, value_type>(block, tile, strips, next, memory);
-  const Tile<Lanes, Lanes> expanded{{memory.keys, kTile}, {memory.values, shape.width}, key_steps,
+  const KeyTile<Lanes, Lanes> expanded{{memory.keys, kTile}, {memory.values, shape.width}, key_steps,
                                     shape.width, shape.cap};
   for (int32_t first = 0; first < block.num_rows(); first += kTileRows) {
     attend_few<Keys, Values>(block, tile, first, memory, expanded);

@@ -154,7 +154,7 @@ inline void weigh(const float* scores, float keep, RowSoftmax& row, float* lanes
 // One tile: keys [head_dim / kPerLane][64] and values [64 / kPerLane][width], each as Lanes or what
 // loads like them.
 template <class Keys, class Values>
-struct Tile {
+struct KeyTile {
   Keys keys;
   Values values;
   int64_t key_steps;
@@ -172,7 +172,7 @@ struct TileRows {
 };
 
 template <class KeyArithmetic, class ValueArithmetic, class Keys, class Values>
-inline void attend_tile(const Tile<Keys, Values>& tile, const TileRows& rows) {
+inline void attend_tile(const KeyTile<Keys, Values>& tile, const TileRows& rows) {
   alignas(64) float scores[kTileRows * kTile], lanes[kTileRows * kTile];
   alignas(64) float old_peaks[16] = {}, new_peaks[16] = {}, keep[16];
   const Factors<Keys> of_keys{rows.q, tile.keys, tile.key_steps};
