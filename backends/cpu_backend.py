@@ -38,6 +38,7 @@ from kvtrio.backends.memory import (
     shrunk_host_bytes,
 )
 from kvtrio.core.batch import Batch, Copy, StepResult
+from kvtrio.kernels import cpu_abi as abi
 from kvtrio.model.adapters import AdapterData
 from kvtrio.model.spec import ModelSpec
 
@@ -154,8 +155,10 @@ def _copy(parts: _Parts, copy: Copy) -> None:
     target = parts.writer.place(copy.target, copy.target_tier)
     for cache in parts.model.stored.caches:
         if cache.group == copy.group:
+            alone = abi.Cache.from_buffer_copy(cache)
+            alone.group = 0
             parts.native.check(
-                parts.native.cdll.kvt_cache_copy(cache, source, target, copy.num_tokens)
+                parts.native.cdll.kvt_cache_copy(alone, source, target, copy.num_tokens)
             )
 
 
