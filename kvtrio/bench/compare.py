@@ -7,6 +7,7 @@ import trio
 from attrs import field, frozen
 
 from kvtrio.bench.errors import BenchError, NotMeasured
+from kvtrio.bench.load import Load
 from kvtrio.bench.measures import MIB, SECONDS, Measure
 from kvtrio.bench.servers import Server, Target, open_server
 
@@ -57,8 +58,10 @@ async def compare(plan: Plan) -> Comparison:
     run = _Run(plan)
     async with AsyncExitStack() as stack:
         servers = await run.start(stack)
+        before = Load.of(_processes(servers))
         for measure in plan.measures:
             await run.measure(measure, servers)
+        run.note_others(before, servers)
         for side, server in enumerate(servers):
             run.remember(END_MEMORY, MIB, side, server.resident_mib())
         versions = await servers[0].version(), await servers[1].version()
@@ -117,7 +120,18 @@ class _Run:
             raise BenchError(f"{label}, {measure.name}: {error}") from None
         self.remember(measure.name, measure.unit, side, value)
 
+    def note_others(self, before: Load | None, servers: tuple[Server, Server]) -> None:
+        """Only if both servers are known by their processes: another's work is not others' work."""
+        after = Load.of(_processes(servers))
+        if before and after and all(server.process for server in servers):
+            share = after.others_since(before)
+            self.notes.append(f"Others took {share:.0%} of the processors meanwhile.")
+
     def remember(self, name: str, unit: str, side: int, value: float | None) -> None:
         """Into the table; ``None`` is not known."""
         values = self.rows.setdefault(name, Row(name, unit)).values[side]
         values.extend([] if value is None else [value])
+
+
+def _processes(servers: tuple[Server, Server]) -> list[int]:
+    return [pid for server in servers if server.process for pid in server.process.members()]

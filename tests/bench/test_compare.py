@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -19,6 +20,7 @@ from kvtrio.bench import compare as module
 from kvtrio.bench import processes
 from kvtrio.bench.compare import Comparison, Plan, compare
 from kvtrio.bench.errors import BenchError
+from kvtrio.bench.load import Load
 from kvtrio.bench.measures import Sizes, measures
 from kvtrio.bench.processes import ServerProcess
 from kvtrio.bench.servers import Target, open_server
@@ -90,7 +92,7 @@ async def test_a_cell_that_is_refused_stays_empty(started: list[ServerProcess]) 
     comparison = await compare(wanted)
     assert values(comparison)["prefill 128"] == (1, 0)
     assert values(comparison)["prefill 64"] == (1, 1)
-    assert comparison.notes == ["B has no prefill 128: status 400"]
+    assert comparison.notes[0] == "B has no prefill 128: status 400"
     (line,) = (x for x in table(comparison, ("A", "B")).splitlines() if "prefill 128" in x)
     assert [cell.strip() for cell in line.split("|")][3:5] == ["-", "-"]
 
@@ -125,6 +127,26 @@ async def test_nothing_of_a_server_stays(
     monkeypatch.setattr(processes, "PATIENCE_S", 0.2)
     await compare(plan(fake(how), fake(), measures=()))
     assert len(started) == 2
+
+
+@pytest.fixture
+def busy_pid() -> Iterator[int]:
+    """A process that computes all the time."""
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as process:
+        yield process.pid
+        process.kill()
+
+
+async def test_work_of_others_is_told(started: list[ServerProcess], busy_pid: int) -> None:
+    """What a process uses that is not measured is others' work; what is measured is not."""
+    before = Load.of(())
+    comparison = await compare(plan(fake(), fake()))
+    without, with_it = Load.of(()), Load.of((busy_pid,))
+    assert re.search(r"Others took \d+% of the processors", comparison.notes[-1])
+    assert before is not None
+    assert without is not None
+    assert with_it is not None
+    assert with_it.others_since(before) < without.others_since(before)
 
 
 async def test_memory_counts_all_processes(started: list[ServerProcess]) -> None:
