@@ -39,6 +39,9 @@ X86_64 = ("x86_64", "amd64")
 class BuildNative(build_ext):
     """Compiles the three libraries at once, each for another instruction set."""
 
+    parallel: int | bool | None
+    extensions: list[Extension]
+
     def finalize_options(self) -> None:
         super().finalize_options()
         self.parallel = self.parallel or True
