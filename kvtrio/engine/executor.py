@@ -35,6 +35,8 @@ checkpoint = trio.lowlevel.checkpoint
 """Give every other task a turn; raise a pending cancellation."""
 checkpoint_if_cancelled = trio.lowlevel.checkpoint_if_cancelled
 """Raise a pending cancellation without giving anybody a turn."""
+ParkingLot = trio.lowlevel.ParkingLot
+"""Where tasks wait for news; unlike an event it needs no successor for the next news."""
 
 
 def thread_safe_clock() -> Callable[[], float]:
