@@ -240,12 +240,12 @@ int32_t kvt_sample_rows(kvt_team* team, const float* logits, int64_t vocab_size,
 }
 
 double kvt_barrier_nanoseconds(kvt_team* team) {
-  constexpr int kBarriers = 2000;
+  constexpr int kBarriers = 500;
   double best = 1e9;
   auto stage = [](kvt::Worker& worker) {
     for (int i = 0; i < kBarriers; ++i) worker.barrier();
   };
-  for (int run = 0; run < 20; ++run) {
+  for (int run = 0; run < 10; ++run) {
     const auto start = std::chrono::steady_clock::now();
     kvt::run_on(team, stage);
     const std::chrono::duration<double, std::nano> time = std::chrono::steady_clock::now() - start;
