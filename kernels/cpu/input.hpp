@@ -66,6 +66,10 @@ inline float quantise(const float* x, int8_t* q) {
   return is_zero ? 0.0f : amax / 127.0f;
 }
 
+// 32 inputs of one row into its place of a group.
+inline void prepare_group(const float* x, InputGroup& group, int row);
+
+#if !defined(__AVX512VNNI__)  // else: input_avx512.hpp
 inline void prepare_group(const float* x, InputGroup& group, int row) {
   int8_t q[32];
   const float scale = quantise(x, q);
@@ -79,6 +83,7 @@ inline void prepare_group(const float* x, InputGroup& group, int row) {
   group.minus_half[0][row] = -first;
   group.minus_half[1][row] = -last;
 }
+#endif
 
 inline void prepare_row(const Input& input, const float* x, int64_t row) {
   const int64_t block = row / kInputRows;
@@ -132,3 +137,7 @@ inline void input_prepare(const Input& input, const float* x, int64_t stride, in
 }
 
 }  // namespace kvt
+
+#if defined(__AVX512VNNI__)
+#include "input_avx512.hpp"
+#endif
