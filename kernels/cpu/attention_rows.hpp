@@ -8,7 +8,9 @@
 namespace kvt {
 
 constexpr int32_t kSplit = 512;    // keys
-constexpr int32_t kBlockRows = 96;  // about: enough to make the expansion of a tile cheap
+// Rows of a block: many make the expansion of a tile cheap, few give all threads something to do.
+constexpr int32_t kMaxBlockRows = 192, kMinBlockRows = 48;
+constexpr int32_t kBlocksPerThread = 8;
 
 // What all items of a call have in common.
 struct AttentionShape {
@@ -33,7 +35,7 @@ inline AttentionShape shape_of(const CacheLayout& layout, int32_t num_heads) {
   AttentionShape shape{};
   shape.layout = layout;
   shape.group = num_heads / layout.kv_heads;
-  shape.num_positions = std::max(kBlockRows / shape.group, 1);
+  shape.num_positions = std::max(kMaxBlockRows / shape.group, 1);
   shape.width = padded_dim(layout.value_dim);
   shape.key_bytes = key_strip_bytes(layout);
   shape.value_bytes = value_strip_bytes(layout);
@@ -41,18 +43,26 @@ inline AttentionShape shape_of(const CacheLayout& layout, int32_t num_heads) {
   return shape;
 }
 
-inline AttentionShape shape_of(const Attention& call) {
+inline AttentionShape shape_of(const Attention& call, int32_t num_threads) {
   AttentionShape shape = shape_of(call.cache->layout, call.num_heads);
   shape.call = &call;
   shape.q_factor = call.softcap != 0.0f ? 2.0f * kLog2E * call.scale / call.softcap
                                         : kLog2E * call.scale;
   shape.cap = kLog2E * call.softcap;
+  int64_t rows = 0;  // of one head in every group
+  for (int32_t i = 0; i < call.num_chunks; ++i) rows += call.chunks[i].num_rows;
+  rows *= shape.layout.kv_heads;
+  const int64_t wanted = int64_t{kBlocksPerThread} * num_threads;
+  while (rows < wanted * shape.num_positions && shape.max_rows() > kMinBlockRows &&
+         shape.num_positions > 1) {
+    shape.num_positions = (shape.num_positions + 1) / 2;
+  }
   return shape;
 }
 
 // Softmax of a row over several splits: weight is the sum of weights relative to 2^peak.
 struct RowTotal {
-  float peak = -FLT_MAX;
+  float peak = kNoPeak;
   float weight = 0.0f;
 };
 
@@ -147,7 +157,7 @@ inline void finish_row(const AttentionShape& shape, int64_t index, RowTotal tota
   const float* const sinks = call.sinks;
   if (sinks) {
     alignas(64) const float none[kMaxHeadDim] = {};
-    const float sink = sinks[index % call.num_heads] * kLog2E;
+    const float sink = std::max(sinks[index % call.num_heads] * kLog2E, kNoPeak);
     merge({sink, 1.0f}, none, shape.width, total, sums);
   }
   const float inverse = 1.0f / total.weight;

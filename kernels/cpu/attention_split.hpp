@@ -44,22 +44,32 @@ inline void expand_tile(const RowBlock& block, int64_t tile, const Strips& strip
   clear_values<Values>(block, tile, memory.values);
 }
 
-// Rows first .. of a block, kTileRows or what is left, against a tile.
-template <class KeyArithmetic, class ValueArithmetic, class Keys, class Values>
-inline void attend_few(const RowBlock& block, int64_t tile, int32_t first, const RowMemory& memory,
-                       const KeyTile<Keys, Values>& factors) {
+// Set rows up as rows first .. of a block, kTileRows or what is left; false: they see no key.
+inline bool take_rows(const RowBlock& block, int64_t tile, int32_t first, const RowMemory& memory,
+                      TileRows& rows) {
   const AttentionShape& shape = *block.shape;
   const Visible visible{shape.call->window};
-  const int32_t count = std::min(kTileRows, block.num_rows() - first);
-  uint64_t bits[kTileRows], any = 0;
-  for (int32_t i = 0; i < count; ++i) {
-    any |= bits[i] = visible.keys(block.position(first + i) - tile * kTile);
+  rows.count = std::min(kTileRows, block.num_rows() - first);
+  rows.q = {memory.q + first * shape.q_stride, shape.q_stride};
+  rows.softmax = memory.softmax + first;
+  rows.sums = memory.sums + static_cast<int64_t>(first) * shape.width;
+  uint64_t any = 0;
+  for (int32_t i = 0; i < rows.count; ++i) {
+    any |= rows.visible[i] = visible.keys(block.position(first + i) - tile * kTile);
   }
-  if (!any) return;
-  const Lanes q{memory.q + first * shape.q_stride, shape.q_stride};
-  float* const sums = memory.sums + static_cast<int64_t>(first) * shape.width;
-  attend_tile<KeyArithmetic, ValueArithmetic>(factors,
-                                              {count, q, memory.softmax + first, sums, bits});
+  return any != 0;
+}
+
+template <class KeyArithmetic, class ValueArithmetic, class Keys, class Values>
+inline void attend_tile(const RowBlock& block, int64_t tile, const RowMemory& memory,
+                        const KeyTile<Keys, Values>& factors) {
+  TileRows rows;
+  for (int32_t first = 0; first < block.num_rows(); first += kTileRows) {
+    if (!take_rows(block, tile, first, memory, rows)) continue;
+    score_rows<KeyArithmetic>(factors, rows);
+    weigh_rows<ValueArithmetic>(factors.cap, rows);
+    sum_values<ValueArithmetic>(factors, rows);
+  }
 }
 
 template <int32_t key_type, int32_t value_type>
@@ -72,17 +82,15 @@ inline void attend_rows(const RowBlock& block, int64_t tile, const Strips& strip
   if constexpr (kIsDirect<key_type> && kIsDirect<value_type>) {
     const bool is_whole = strips.keys[0] && (tile + 1) * kTile <= block.last_key() + 1;
     if (is_whole && block.num_rows() <= kTileRows) {
-      const KeyTile<StripKeys, StripValues> direct{{strips}, {strips, next, shape.width}, key_steps,
-                                                shape.width, shape.cap};
-      return attend_few<Keys, Values>(block, tile, 0, memory, direct);
+      const KeyTile<StripKeys, StripValues> direct{
+          {strips}, {strips, next, shape.width}, key_steps, shape.width, shape.cap};
+      return attend_tile<Keys, Values>(block, tile, memory, direct);
     }
   }
   expand_tile<key_type, value_type>(block, tile, strips, next, memory);
-  const KeyTile<Lanes, Lanes> expanded{{memory.keys, kTile}, {memory.values, shape.width}, key_steps,
-                                    shape.width, shape.cap};
-  for (int32_t first = 0; first < block.num_rows(); first += kTileRows) {
-    attend_few<Keys, Values>(block, tile, first, memory, expanded);
-  }
+  const KeyTile<Lanes, Lanes> expanded{{memory.keys, kTile}, {memory.values, shape.width},
+                                       key_steps, shape.width, shape.cap};
+  attend_tile<Keys, Values>(block, tile, memory, expanded);
 }
 
 // Softmax and sums of all rows of a block over one split.

@@ -159,7 +159,7 @@ template <int32_t key_type, int32_t value_type>
 inline void attend_as(Worker& worker, const AttentionShape& shape) {
   RowMemory memory;
   memory.bind(worker.scratch, shape);
-  const bool are_few = count_items({shape}, false).items < 4 * worker.num_threads;
+  const bool are_few = count_items(shape, false).items < 4 * worker.num_threads;
   const ItemCounts counts = count_items(shape, are_few);
   ItemWalk walk(shape, are_few);
   int64_t passed = 0;  // items of the chunks before walk's
@@ -192,7 +192,7 @@ inline void attend_with_keys(Worker& worker, const AttentionShape& shape) {
 }
 
 inline void attend(Worker& worker, const Attention& attention) {
-  const AttentionShape shape = shape_of(attention);
+  const AttentionShape shape = shape_of(attention, worker.num_threads);
   switch (shape.layout.key_type) {
     case KV_F32: return attend_with_keys<KV_F32>(worker, shape);
     case KV_F16: return attend_with_keys<KV_F16>(worker, shape);

@@ -1,9 +1,6 @@
 // One tile of 64 keys against a few rows: products, softmax, products.
 #pragma once
 
-#include <cfloat>
-#include <limits>
-
 #include "attention_arithmetic.hpp"
 
 namespace kvt {
@@ -97,10 +94,15 @@ inline void multiply(const Factors<Right>& factors, int32_t rows, int32_t column
   multiply_rows<Arithmetic, R>(factors, columns, out);
 }
 
+// Scores of keys that a row does not see, and the peak of a row that has seen none: finite, so that
+// differences are numbers, and so far apart that the weight of what is not seen is 0 before any
+// key is seen, too.
+constexpr float kHidden = -3e38f, kNoPeak = -1e30f;
+
 // What the softmax of one row has come to over the tiles of a split so far. Scores are in units of
 // log 2: weights are powers of two.
 struct RowSoftmax {
-  float peak = -FLT_MAX;  // finite, so that a row that has seen no key stays as it is
+  float peak = kNoPeak;
   alignas(64) float weights[16] = {};  // lane i: the weights of keys i, i + 16, ...
 };
 
@@ -118,11 +120,11 @@ struct Visible {
   }
 };
 
-// scores[64] as they count: capped where cap is not 0, minus infinity where the row does not see
-// the key. Returns the largest.
+// scores[64] as they count: capped where cap is not 0, hidden where the row does not see the key.
+// Returns the largest.
 inline float shape_scores(float* scores, float cap, uint64_t visible) {
-  Floats peak = Floats::all(-std::numeric_limits<float>::infinity());
-  const Floats hidden = peak;
+  const Floats hidden = Floats::all(kHidden);
+  Floats peak = hidden;
   const bool is_changed = cap != 0.0f || ~visible;
 #pragma GCC unroll 4
   for (int i = 0; i < kTile; i += 16) {
@@ -162,33 +164,44 @@ struct KeyTile {
   float cap;
 };
 
-// A few rows' part in a tile.
+// A few rows on their way through a tile: scored, then weighed, then their values summed.
 struct TileRows {
-  int32_t count;            // at most kTileRows
-  Lanes q;                  // [count]
-  RowSoftmax* softmax;      // [count]
-  float* sums;              // [count][width]: weighted values
-  const uint64_t* visible;  // [count]
+  int32_t count;        // at most kTileRows
+  Lanes q;              // [count]
+  RowSoftmax* softmax;  // [count]
+  float* sums;          // [count][width]: weighted values
+  uint64_t visible[kTileRows];
+  alignas(64) float scores[kTileRows * kTile];
+  alignas(64) float weights[kTileRows * kTile];  // as lanes
+  alignas(64) float keep[16];                    // of the old sums, per row
 };
 
-template <class KeyArithmetic, class ValueArithmetic, class Keys, class Values>
-inline void attend_tile(const KeyTile<Keys, Values>& tile, const TileRows& rows) {
-  alignas(64) float scores[kTileRows * kTile], lanes[kTileRows * kTile];
-  alignas(64) float old_peaks[16] = {}, new_peaks[16] = {}, keep[16];
-  const Factors<Keys> of_keys{rows.q, tile.keys, tile.key_steps};
-  multiply<KeyArithmetic>(of_keys, rows.count, kTile, {scores, kTile, nullptr});
+template <class Arithmetic, class Keys, class Values>
+inline void score_rows(const KeyTile<Keys, Values>& tile, TileRows& rows) {
+  const Factors<Keys> factors{rows.q, tile.keys, tile.key_steps};
+  multiply<Arithmetic>(factors, rows.count, kTile, {rows.scores, kTile, nullptr});
+}
+
+template <class Arithmetic>
+inline void weigh_rows(float cap, TileRows& rows) {
+  alignas(64) float old_peaks[16] = {}, new_peaks[16] = {};
   for (int32_t r = 0; r < rows.count; ++r) {
-    const float peak = shape_scores(scores + r * kTile, tile.cap, rows.visible[r]);
+    const float peak = shape_scores(rows.scores + r * kTile, cap, rows.visible[r]);
     old_peaks[r] = rows.softmax[r].peak;
     new_peaks[r] = rows.softmax[r].peak = peak > old_peaks[r] ? peak : old_peaks[r];
   }
-  exp2(Floats::load(old_peaks) - Floats::load(new_peaks)).store(keep);
-  constexpr int kSteps = kTile / ValueArithmetic::kPerLane;
+  exp2(Floats::load(old_peaks) - Floats::load(new_peaks)).store(rows.keep);
   for (int32_t r = 0; r < rows.count; ++r) {
-    weigh<ValueArithmetic>(scores + r * kTile, keep[r], rows.softmax[r], lanes + r * kSteps);
+    weigh<Arithmetic>(rows.scores + r * kTile, rows.keep[r], rows.softmax[r],
+                      rows.weights + r * kTile / Arithmetic::kPerLane);
   }
-  const Factors<Values> of_values{{lanes, kSteps}, tile.values, kSteps};
-  multiply<ValueArithmetic>(of_values, rows.count, tile.width, {rows.sums, tile.width, keep});
+}
+
+template <class Arithmetic, class Keys, class Values>
+inline void sum_values(const KeyTile<Keys, Values>& tile, const TileRows& rows) {
+  constexpr int kSteps = kTile / Arithmetic::kPerLane;
+  const Factors<Values> factors{{rows.weights, kSteps}, tile.values, kSteps};
+  multiply<Arithmetic>(factors, rows.count, tile.width, {rows.sums, tile.width, rows.keep});
 }
 
 }  // namespace kvt

@@ -26,12 +26,11 @@ inline Floats exp2_fraction(Floats f) {
   return fma(sum, f, Floats::all(1.0f));
 }
 
-// 2^x for x < 128: exactly 1 at 0, 0 from -150 (the libraries other than AVX-512: -126) down,
-// minus infinity included; NaN stays NaN. Larger x give infinity or NaN.
+// 2^x for any finite x < 128: exactly 1 at 0, and 0 far below (from -150 on, in libraries without
+// AVX-512 from -126 on). NaN stays NaN; minus infinity gives NaN, more than 128 infinity or NaN.
 inline Floats exp2(Floats x) {
-  const Floats bounded = max(Floats::all(-200.0f), x);
-  const Floats whole = floor(bounded);
-  return scale2(exp2_fraction(bounded - whole), whole);
+  const Parts parts = split(x);
+  return scale2(exp2_fraction(parts.fraction), parts.whole);
 }
 
 inline Floats exp(Floats x) { return exp2(x * Floats::all(kLog2E)); }

@@ -71,7 +71,13 @@ inline Floats max(Floats a, Floats b) {
 inline Floats min(Floats a, Floats b) {
   return {_mm256_min_ps(a.low, b.low), _mm256_min_ps(a.high, b.high)};
 }
-inline Floats floor(Floats a) { return {_mm256_floor_ps(a.low), _mm256_floor_ps(a.high)}; }
+struct Parts {
+  Floats whole, fraction;
+};
+inline Parts split(Floats a) {
+  const Floats whole{_mm256_floor_ps(a.low), _mm256_floor_ps(a.high)};
+  return {whole, a - whole};
+}
 
 inline __m256 scale2(__m256 a, __m256 b) {
   const __m256i exponent = _mm256_slli_epi32(_mm256_cvtps_epi32(b), 23);

@@ -48,10 +48,15 @@ inline Floats fma(Floats a, Floats b, Floats c) {  // a b + c
 // Where b is NaN the result is NaN; a must not be.
 inline Floats max(Floats a, Floats b) { return {_mm512_max_ps(a.lanes, b.lanes)}; }
 inline Floats min(Floats a, Floats b) { return {_mm512_min_ps(a.lanes, b.lanes)}; }
-inline Floats floor(Floats a) {
-  return {_mm512_roundscale_ps(a.lanes, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC)};
+struct Parts {
+  Floats whole, fraction;
+};
+// a = floor(a) + fraction; `whole` is for scale2 alone, which takes the floor itself.
+inline Parts split(Floats a) {
+  constexpr int kDown = _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC;
+  return {a, {_mm512_reduce_ps(a.lanes, kDown)}};
 }
-// a 2^b for whole b.
+// a 2^b
 inline Floats scale2(Floats a, Floats b) { return {_mm512_scalef_ps(a.lanes, b.lanes)}; }
 // Lane i of a where bit i of `bits` is set, else of b.
 inline Floats select(uint16_t bits, Floats a, Floats b) {

@@ -112,10 +112,14 @@ inline Floats max(const Floats& a, const Floats& b) {
 inline Floats min(const Floats& a, const Floats& b) {
   return each_quad([&](int i) { return a.quads[i] < b.quads[i] ? a.quads[i] : b.quads[i]; });
 }
-// For |a| < 2^21. Whole numbers may come out one too small, with 1 as the rest, but never 0.
-inline Floats floor(const Floats& a) {
+struct Parts {
+  Floats whole, fraction;
+};
+// The fraction is in [0, 1]: a whole number may come out as one less and 1, but 0 does not.
+inline Parts split(const Floats& a) {
   const Floats magic = Floats::all(12582912.0f);  // 1.5 * 2^23: the sum has no room for fractions
-  return ((a - Floats::all(0.5f)) + magic) - magic;
+  const Floats whole = ((a - Floats::all(0.5f)) + magic) - magic;
+  return {whole, a - whole};
 }
 // a 2^b for whole b, 0 where b < -126.
 inline Floats scale2(const Floats& a, const Floats& b) {
