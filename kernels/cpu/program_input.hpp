@@ -5,6 +5,8 @@
 
 namespace kvt {
 
+constexpr int64_t kItemRows = 6;  // a multiple of the rows that share cache lines in an Input
+
 // Adapters read the normed input in float32, so it is kept where they change one of the op's
 // matrices.
 inline Input Runner::prepare(const kvt_op& op, const OpPlan& plan, const float* x) {
@@ -42,12 +44,11 @@ inline Input Runner::prepare_shared(const kvt_op& op, const OpPlan& plan, const 
   Input input;
   input_bind(input, model_.memory.inputs.data(), num_rows(), plan.cols, plan.forms);
   auto* normed = model_.memory.normed.as<float>();
+  // Items are blocks of rows that share cache lines of the input.
   const float* source = plain_input(op, x);
-  // Items of several rows where there are enough for every thread.
-  const int64_t height = std::clamp<int64_t>(num_rows() / (4 * worker_.num_threads), 1, 6);
-  for (int64_t i; (i = worker_.take(num_tiles(num_rows(), height))) >= 0;) {
-    const int64_t first = i * height;
-    const int64_t count = std::min(height, num_rows() - first);
+  for (int64_t i; (i = worker_.take(num_tiles(num_rows(), kItemRows))) >= 0;) {
+    const int64_t first = i * kItemRows;
+    const int64_t count = std::min(kItemRows, num_rows() - first);
     for (int64_t row = first; op.norm >= 0 && row < first + count; ++row) {
       rms_norm_row(x + row * plan.cols, model_.vector(op.norm), op.eps, plan.cols,
                    normed + row * plan.cols);
