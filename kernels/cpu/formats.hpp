@@ -40,6 +40,7 @@ struct Format {
   constexpr int groups() const { return block() / 32; }
   // Scales for 16 inputs each?
   constexpr bool has_halves() const { return scales == kHalvesScale || scales == kHalvesMin; }
+  constexpr int parts() const { return has_halves() ? 2 : 1; }
   constexpr int half_bytes() const { return 64 * bits; }  // planes of 16 rows
   constexpr int header_bytes() const {
     switch (scales) {

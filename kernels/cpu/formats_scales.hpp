@@ -12,7 +12,7 @@ struct ScaleLanes {
 
 // 2^(e - 128), the scale of MXFP4; the two smallest are subnormal floats.
 KVT_INLINE F32x16 exponent_scale(U8x16 exponents) {
-  const I32x16 e = __builtin_convertvector(exponents, I32x16);
+  const I32x16 e = widen(exponents);
   const I32x16 tiny = e < 2;
   return (F32x16)((tiny & (0x200000 << (e & 1))) | (~tiny & ((e - 1) << 23)));
 }

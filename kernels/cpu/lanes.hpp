@@ -74,18 +74,26 @@ KVT_INLINE F32x16 fma(F32x16 a, F32x16 b, F32x16 c) {
 #endif
 }
 
-KVT_INLINE F32x16 to_floats(I32x16 value) { return __builtin_convertvector(value, F32x16); }
-KVT_INLINE F32x16 to_floats(U8x16 value) {
-  return to_floats(__builtin_convertvector(value, I32x16));
-}
-KVT_INLINE F32x16 to_floats(I8x16 value) {
-  return to_floats(__builtin_convertvector(value, I32x16));
+// Sixteen small integers. Compilers take the general conversion apart, byte by byte.
+KVT_INLINE I32x16 widen(U8x16 value) {
+#if defined(__AVX512F__)
+  return (I32x16)_mm512_cvtepu8_epi32((__m128i)value);
+#else
+  return __builtin_convertvector(value, I32x16);
+#endif
 }
 
-// bfloat16 is the upper half of a float.
-KVT_INLINE F32x16 from_bf16(U16x16 value) {
-  return (F32x16)(__builtin_convertvector(value, I32x16) << 16);
+KVT_INLINE I32x16 widen(I8x16 value) {
+#if defined(__AVX512F__)
+  return (I32x16)_mm512_cvtepi8_epi32((__m128i)value);
+#else
+  return __builtin_convertvector(value, I32x16);
+#endif
 }
+
+KVT_INLINE F32x16 to_floats(I32x16 value) { return __builtin_convertvector(value, F32x16); }
+KVT_INLINE F32x16 to_floats(U8x16 value) { return to_floats(widen(value)); }
+KVT_INLINE F32x16 to_floats(I8x16 value) { return to_floats(widen(value)); }
 
 KVT_INLINE float bits_to_float(uint32_t bits) { return load<float>(&bits); }
 KVT_INLINE uint32_t float_to_bits(float value) { return load<uint32_t>(&value); }

@@ -6,62 +6,89 @@
 namespace kvt {
 namespace portable {
 
-// Integer products of 16 rows' inputs [4 * first, 4 * last) with one row of activations.
-inline void dot(const uint8_t* weights, const int8_t* q, int first, int last, int32_t* sums) {
-  for (int j = first; j < last; ++j) {
+// Sixteen rows' weights of one scale: bytes [vector][row][4], d and m.
+struct Part {
+  alignas(64) uint8_t weights[kGroupVectors][64];
+  int first, last;  // vectors
+  ScaleLanes scales;
+};
+
+// Add the products with activation row `row` to sums [16].
+template <int32_t kType>
+void add_part(const Part& part, const InputGroup& input, int row, int32_t minus, float* sums) {
+  constexpr Format kFormat = format_of(kType);
+  alignas(64) int32_t dots[kLanes];
+  std::fill_n(dots, kLanes, kFormat.has_min() ? 0 : minus * kFormat.zero());
+  for (int j = part.first; j < part.last; ++j) {
+    const int8_t* q = input.q[row] + 4 * j;
     for (int r = 0; r < kLanes; ++r) {
-      const uint8_t* w = weights + 64 * j + 4 * r;
-      sums[r] += w[0] * q[4 * j] + w[1] * q[4 * j + 1] + w[2] * q[4 * j + 2] + w[3] * q[4 * j + 3];
+      const uint8_t* w = part.weights[j] + 4 * r;
+      dots[r] += w[0] * q[0] + w[1] * q[1] + w[2] * q[2] + w[3] * q[3];
     }
   }
-}
-
-// Add one scale's inputs of 16 rows to the sums of activation row `row`.
-template <bool kHasHalves, bool kHasMin>
-void add_part(const Tile& tile, const uint8_t* weights, const InputGroup& input, int row, int part,
-              int half, float* sums) {
-  constexpr Kind kKind{kHasHalves, kHasMin};
-  const int32_t minus = kHasHalves ? input.minus_half[part][row] : input.minus_sum[row];
-  int32_t dots[kLanes];
-  std::fill_n(dots, kLanes, kHasMin ? 0 : minus * (1 << tile.zero_shift));
-  dot(weights + 512 * half, input.q[row], part * 4, kHasHalves ? part * 4 + 4 : 8, dots);
-  const F32x16 d = load<F32x16>(weights + kKind.scale_offset(part, half));
-  F32x16 sum = fma(to_floats(load<I32x16>(dots)) * d, splat(input.scale[row]), load<F32x16>(sums));
-  if constexpr (kHasMin) {
-    const F32x16 m = load<F32x16>(weights + kKind.min_offset(part, half));
-    const float weight =
-        kHasHalves ? input.scale[row] * static_cast<float>(-minus) : input.sum[row];
-    sum = fma(m, splat(weight), sum);
+  const F32x16 scaled = to_floats(load<I32x16>(dots)) * part.scales.d;
+  F32x16 sum = fma(scaled, splat(input.scale[row]), load<F32x16>(sums));
+  if (kFormat.has_min()) {
+    sum = fma(part.scales.m, splat(input.scale[row] * static_cast<float>(-minus)), sum);
   }
   store(sums, sum);
 }
 
-}  // namespace portable
-
-template <int kRows, bool kHasHalves, bool kHasMin>
-void multiply_tile(const Tile& tile) {
-  constexpr Kind kKind{kHasHalves, kHasMin};
-  std::fill_n(tile.out, kRows * kPanelRows, 0.0f);
-  for (int64_t g = 0; g < tile.groups; ++g) {
-    const uint8_t* weights = tile.weights + g * kKind.group_bytes();
-    for (int row = 0; row < kRows; ++row) {
-      for (int half = 0; half < 2; ++half) {
-        float* sums = tile.out + row * kPanelRows + half * kLanes;
-        for (int part = 0; part < kKind.parts(); ++part) {
-          portable::add_part<kHasHalves, kHasMin>(tile, weights, tile.inputs[g], row, part, half,
-                                                  sums);
-        }
+template <int32_t kType>
+void add_group(const uint8_t* block, const uint8_t* group, int g, const InputGroup& input, int rows,
+               float* out) {
+  constexpr Format kFormat = format_of(kType);
+  constexpr int kVectors = kGroupVectors / kFormat.parts();
+  for (int half = 0; half < 2; ++half) {
+    Part part;
+    for (int j = 0; j < kGroupVectors; ++j) {
+      store(part.weights[j], weights<kType>(group + half * kFormat.half_bytes(), j));
+    }
+    for (int p = 0; p < kFormat.parts(); ++p) {
+      part.first = p * kVectors;
+      part.last = part.first + kVectors;
+      part.scales = read_scales<kType>(block, group, g, half, p);
+      for (int row = 0; row < rows; ++row) {
+        const int32_t minus =
+            kFormat.has_halves() ? input.minus_half[p][row] : input.minus_sum[row];
+        add_part<kType>(part, input, row, minus, out + row * kPanelRows + half * kLanes);
       }
     }
   }
 }
 
-template <int kRows>
-void multiply_float_tile(const FloatTile& tile) {
-  const auto* weights = static_cast<const float*>(tile.weights);
+template <int32_t kType>
+float weight_at(const uint8_t* panel, int64_t k, int row) {
+  if constexpr (kType == kF32) return load<float>(panel + (k * kPanelRows + row) * 4);
+  if constexpr (kType == kF16) return from_f16(load<uint16_t>(panel + (k * kPanelRows + row) * 2));
+  const auto half = load<uint16_t>(panel + ((k / 2 * kPanelRows + row) * 2 + k % 2) * 2);
+  return bits_to_float(uint32_t{half} << 16);
+}
+
+}  // namespace portable
+
+template <int32_t kType, int kRows>
+void multiply_tile(const Tile& tile) {
+  constexpr Format kFormat = format_of(kType);
+  const auto* input = static_cast<const InputGroup*>(tile.inputs);
+  const uint8_t* panel = tile.panel;
+  std::fill_n(tile.out, kRows * kPanelRows, 0.0f);
+  for (int64_t done = 0; done < tile.cols; done += kFormat.block()) {
+    const uint8_t* group = panel + kFormat.header_bytes();
+    for (int g = 0; g < kFormat.groups(); ++g, ++input, group += kFormat.group_bytes()) {
+      portable::add_group<kType>(panel, group, g, *input, kRows, tile.out);
+    }
+    panel += kFormat.block_bytes();
+  }
+}
+
+template <int32_t kType, int kRows>
+void multiply_float_tile(const Tile& tile) {
   const auto* inputs = static_cast<const float*>(tile.inputs);
   std::fill_n(tile.out, kRows * kPanelRows, 0.0f);
-  for (int64_t k = 0; k < tile.count; ++k, weights += kPanelRows, inputs += kInputRows) {
+  for (int64_t k = 0; k < tile.cols; ++k, inputs += kInputRows) {
+    float weights[kPanelRows];
+    for (int r = 0; r < kPanelRows; ++r) weights[r] = portable::weight_at<kType>(tile.panel, k, r);
     for (int row = 0; row < kRows; ++row) {
       for (int r = 0; r < kPanelRows; ++r) {
         tile.out[row * kPanelRows + r] += weights[r] * inputs[row];
