@@ -2,32 +2,26 @@
 
 1. A step that was started cannot be cancelled: it writes KV until its end, and the core waits for
    its answer. ``run`` returns or raises only then, whatever happens to its caller; a cancellation
-   that came meanwhile makes that step the last, and is delivered at the caller's next checkpoint.
-2. Step follows step on the model's thread itself: the way over the event loop and back would cost
-   it a tenth of a step of two milliseconds, and more while the loop is busy. What a step brought
-   is told to the loop when the next one is decided, and read while that one runs.
-3. Every ``run`` gives other tasks a turn.
-4. The model is built, used and closed on the same thread: device, stream and inference mode are
+   that comes meanwhile makes that step the last.
+2. Every ``run`` gives other tasks a turn.
+3. The model is built, used and closed on the same thread: device, stream and inference mode are
    properties of a thread, and ``trio.to_thread`` does not promise the same one twice.
 
-This is the only module that uses ``trio.lowlevel``.
+This and ``model_thread`` are the only modules that use ``trio.lowlevel``.
 """
 
 import math
-import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from queue import SimpleQueue
-from typing import Any, Generic, Protocol, TypeVar, TypeVarTuple
+from typing import Any, Generic, Protocol, TypeVar
 
-import outcome
 import trio
-from attrs import define, frozen
+from attrs import frozen
 
 from kvtrio.core.batch import Batch, StepResult
+from kvtrio.engine.course import Course, Stepper
+from kvtrio.engine.model_thread import ModelThread
 
-T = TypeVar("T")
-Ts = TypeVarTuple("Ts")
 Info = TypeVar("Info")
 InfoCo = TypeVar("InfoCo", covariant=True)
 
@@ -42,19 +36,6 @@ ParkingLot = trio.lowlevel.ParkingLot
 def thread_safe_clock() -> Callable[[], float]:
     """The run's time in seconds, for any thread; ``trio.current_time`` is for the loop's own."""
     return trio.lowlevel.current_clock().current_time
-
-
-class Course(Protocol):
-    """Decides what is computed, step by step; ``Hub`` is one."""
-
-    def follow(self, batch: Batch, result: StepResult, is_last: bool) -> Batch | None:
-        """Book ``batch`` and return the next one, if there is one; none if this is the last.
-        Called in any thread."""
-        ...
-
-    def deliver(self) -> None:
-        """Tell what was booked. Called on the event loop; does not raise."""
-        ...
 
 
 class Executor(Protocol):
@@ -89,90 +70,13 @@ class Model(Protocol[InfoCo]):
     def close(self) -> None: ...
 
 
-class Stepper(Protocol):
-    """The part of a backend that computes."""
-
-    def step(self, batch: Batch) -> StepResult: ...
-
-    def load_adapter(self, data: Any) -> int: ...
-
-    def unload_adapter(self, adapter_id: int) -> None: ...
-
-
-@define(eq=False)
-class _Call:
-    """A function to run and the trio task that waits for its outcome."""
-
-    task: trio.lowlevel.Task
-    run: Callable[["_Call"], Any]
-    is_cancelled: bool = False
-    """The task would rather not wait any longer."""
-
-    def cancel(self, raise_cancel: object) -> trio.lowlevel.Abort:
-        self.is_cancelled = True
-        return trio.lowlevel.Abort.FAILED
-
-
-class _OwnedThread:
-    """One OS thread; runs what it is given in order. Use from one trio run only."""
-
-    def __init__(self, name: str) -> None:
-        self._calls: SimpleQueue[_Call | None] = SimpleQueue()
-        self._token = trio.lowlevel.current_trio_token()
-        # A daemon: if trio itself breaks, nobody is left to end this thread.
-        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
-        self._thread.start()
-
-    def _work(self) -> None:
-        while (call := self._calls.get()) is not None:
-            self._answer(call)
-
-    def _answer(self, call: _Call) -> None:
-        result = outcome.capture(call.run, call)
-        self._token.run_sync_soon(trio.lowlevel.reschedule, call.task, result)
-
-    def _answer_others(self) -> None:
-        while not self._calls.empty():
-            call = self._calls.get()
-            assert call is not None, "the thread is ended when nobody waits for it"
-            self._answer(call)
-
-    async def run(self, fn: Callable[[*Ts], T], *args: *Ts) -> T:
-        """Run ``fn(*args)`` on the thread and return or raise what it does; not cancellable."""
-        result: T = await self._run(lambda call: fn(*args))
-        return result
-
-    async def run_steps(self, model: "Stepper", batch: Batch, course: Course) -> None:
-        """``Executor.run`` on the thread; other calls have their turn between two steps."""
-
-        def steps(call: _Call) -> None:
-            following: Batch | None = batch
-            while following is not None:
-                result = model.step(following)
-                following = course.follow(following, result, call.is_cancelled)
-                self._token.run_sync_soon(course.deliver, idempotent=True)
-                self._answer_others()
-
-        await self._run(steps)
-
-    async def _run(self, run: Callable[[_Call], Any]) -> Any:
-        call = _Call(trio.lowlevel.current_task(), run)
-        self._calls.put(call)
-        return await trio.lowlevel.wait_task_rescheduled(call.cancel)
-
-    def end(self) -> None:
-        """Let the thread finish and wait for it: at once, since no call is under way."""
-        self._calls.put(None)
-        self._thread.join()
-
-
 @frozen(eq=False)
 class ThreadExecutor(Generic[Info]):
     """Steps on the model thread. Made by ``open_thread_executor``."""
 
     info: Info
     """The backend's facts, read once: the backend itself stays on its thread."""
-    _thread: _OwnedThread
+    _thread: ModelThread
     _backend: Stepper
 
     async def run(self, batch: Batch, course: Course) -> None:
@@ -194,7 +98,7 @@ async def open_thread_executor(
     What ``build`` raises is raised here. Loading a model cannot be cancelled either: a cancelled
     opener waits for it. Exit waits for a step that is under way.
     """
-    thread = _OwnedThread("kvtrio model")
+    thread = ModelThread("kvtrio model")
     try:
         backend = await thread.run(build)
         try:

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable
 
 import trio
-from attrs import define, field, frozen
+from attrs import define, field
 
 from kvtrio.core.admission import predicted_first_token_s, predicted_start_s
 from kvtrio.core.batch import Batch, Chunk, StepResult
@@ -40,7 +40,7 @@ COST_EVERY = 1000
 """Steps between two reports of what they cost."""
 
 
-@frozen(eq=False, kw_only=True)
+@define(eq=False, kw_only=True)
 class _Stepped:
     """A finished step, and the core right after it."""
 
@@ -50,7 +50,7 @@ class _Stepped:
     num_running: int
 
 
-@frozen(eq=False)
+@define(eq=False)
 class _News:
     """What the core said at one time."""
 
@@ -77,8 +77,6 @@ class Hub:
     _has_input: trio.Event = field(init=False, factory=trio.Event)
     _is_idle: trio.Event = field(init=False, factory=trio.Event)
     _has_stopped: bool = field(init=False, default=False)
-    _fault: Exception | None = field(init=False, default=None)
-    """What handing out raised: it ends the engine."""
 
     def __attrs_post_init__(self) -> None:
         assert not self._core.has_work
@@ -125,7 +123,7 @@ class Hub:
     def _tell(self, event: Abort | Drain) -> None:
         with self._lock:
             self._take_in(event)
-        self._hand_out()
+        self.deliver()
         self._has_input.set()
 
     def statistics(self) -> CoreStatistics:
@@ -160,7 +158,7 @@ class Hub:
         """Decide the first step; those after it are decided by ``follow``."""
         with self._lock:
             batch = self._plan()
-        self._hand_out()
+        self.deliver()
         return batch
 
     @property
@@ -172,11 +170,6 @@ class Hub:
         """Wait until the core is told something; what it was told since ``schedule`` counts."""
         await self._has_input.wait()
         self._has_input = trio.Event()
-
-    def raise_fault(self) -> None:
-        """Raise what ``deliver`` met."""
-        if self._fault is not None:
-            raise self._fault
 
     def stop(self) -> None:
         """The loop has ended: wake all that wait, so that nobody waits for ever."""
@@ -202,14 +195,7 @@ class Hub:
                 num_running=len(core.running),
             )
             self._news.append(_News(now, outputs, core.cache.take_moves(), stepped))
-            return None if is_last or self._fault is not None else self._plan()
-
-    def deliver(self) -> None:
-        """Hand out what has happened, on the loop. Never raises: see ``raise_fault``."""
-        try:
-            self._hand_out()
-        except Exception as error:
-            self._fault = error
+            return None if is_last else self._plan()
 
     # --- under the lock ---
 
@@ -229,7 +215,8 @@ class Hub:
 
     # --- out, on the loop ---
 
-    def _hand_out(self) -> None:
+    def deliver(self) -> None:
+        """Hand out what has happened."""
         while self._news:
             self._tell_readers(self._news.popleft())
         if not self._live:

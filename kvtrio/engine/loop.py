@@ -34,4 +34,3 @@ async def run_steps(hub: Hub, executor: Executor) -> None:
             await _wait(hub)
             continue
         await executor.run(batch, hub)
-        hub.raise_fault()
