@@ -33,6 +33,10 @@ class BackendInfo:
     """Longest request, in tokens."""
     pool_bytes: int
     weight_bytes: int
+    numerics: str = ""
+    """What else decides the bits of an answer, besides the settings: the instruction set."""
+    num_converted: int = 0
+    """Tensors in a type that it does not compute with, kept in another."""
 
 
 class Backend(Protocol):
@@ -71,7 +75,11 @@ class BackendSettings:
     """How a backend loads a model."""
 
     dtype: str = "bf16"
-    """Type of matrices and KV cache: "f32" or "bf16"."""
+    """Type of matrices and KV cache, where a backend dequantises: "f32" or "bf16"."""
+    key_type: str = "f16"
+    """Type of keys in the cache, where a backend has several: "f32", "f16", "q8_0", "q4_0"."""
+    value_type: str = "f16"
+    """The same of values."""
     device: str = "cpu"
     """Device in torch's words: "cpu", "cuda", "cuda:1", ..."""
     num_threads: int | None = None
@@ -91,6 +99,10 @@ class BackendSettings:
     """Whether device and RAM blocks share one arena; None: if the device is the host."""
     max_context: int
     """Longest request, in tokens."""
+    max_rows: int = 4096
+    """Most tokens of a step."""
+    max_sampled: int = 64
+    """Most requests of a step."""
 
 
 class BackendError(ValueError):

@@ -10,7 +10,8 @@ from attrs import frozen
 from cyclopts import Group, Parameter
 from cyclopts.validators import Number
 
-MODEL = Group("Model", sort_key=1)
+from kvtrio.config_model import ModelSettings as ModelSettings
+
 SERVER = Group("Server", sort_key=2)
 SCHEDULING = Group("Scheduling", sort_key=3)
 STATE = Group("State", sort_key=4)
@@ -26,64 +27,6 @@ Seconds = Number(gte=0)
 
 class ConfigError(ValueError):
     """What the user asked for cannot be had; the message is one clear line."""
-
-
-@Parameter(name="*", group=MODEL)
-@frozen(kw_only=True)
-class ModelSettings:
-    """Which model, and how it is computed."""
-
-    model: Annotated[
-        str | None,
-        Parameter(name=["--model", "-m"], help="The same as MODEL, under llama-server's name."),
-    ] = None
-    alias: Annotated[
-        str | None,
-        Parameter(
-            name=["--alias", "-a"],
-            help="Name of the model in answers. Default: the file's name without its ending.",
-        ),
-    ] = None
-    ctx_size: Annotated[
-        int | None,
-        Parameter(
-            name=["--ctx-size", "-c"],
-            validator=Number(gte=2),
-            help="Longest request, prompt and answer together, in tokens. "
-            "Default: the model's own limit, at most 8192.",
-        ),
-    ] = None
-    chat_template: Annotated[
-        str | None,
-        Parameter(
-            name="--chat-template",
-            help="A built-in template's name, or a file with a Jinja template. "
-            "Default: the template in the model file.",
-        ),
-    ] = None
-    dtype: Annotated[
-        Literal["bf16", "f32"],
-        Parameter(name="--dtype", help="Type of the arithmetic and of the KV cache."),
-    ] = "bf16"
-    device: Annotated[
-        str, Parameter(name="--device", help="Where to compute, in torch's words: cpu, cuda, ...")
-    ] = "cpu"
-    threads: Annotated[
-        int | None,
-        Parameter(
-            name=["--threads", "-t"],
-            validator=Count,
-            help="Threads that compute. Default: torch's own choice.",
-        ),
-    ] = None
-    backend: Annotated[
-        str,
-        Parameter(
-            name="--backend",
-            help="What computes: torch, sim (answers nonsense without computing, for tests), "
-            "or an installed plug-in.",
-        ),
-    ] = "torch"
 
 
 @Parameter(name="*", group=SERVER)

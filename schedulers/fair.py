@@ -15,28 +15,37 @@ class Fair:
 
     def plan(self, view: View) -> Plan:
         budget = Budget(view)
-        budget.decode([request for request in view.running if request.is_decoding])
-        reading = [request for request in view.running if not request.is_decoding]
-        if view.num_free_places:
+        reading = list(view.reading)
+        if view.free_places:
             reading += view.waiting
         self._read(budget, reading, dict(view.service))
-        return Plan(budget.shares)
+        return budget.plan
 
     def _read(self, budget: Budget, reading: list[RequestView], served: dict[bytes, float]) -> None:
         """Share the time that is left; each share is service, so choose anew each time."""
-        num_shares = 0
-        while reading := [request for request in reading if budget.has_place(request)]:
-            request = min(reading, key=lambda request: _turn(served, request))
-            reading.remove(request)
+        queues: dict[bytes, list[RequestView]] = {}
+        for request in sorted(reading, key=_order, reverse=True):
+            queues.setdefault(request.tenant, []).append(request)
+        while queues:
+            tenant = min(queues, key=lambda each: _turn(served, queues[each][-1]))
+            request = queues[tenant].pop()
+            if not queues[tenant]:
+                del queues[tenant]
+            if not budget.may_run(request):
+                continue
             num_tokens = budget.prefill(request)
             if not num_tokens:
-                if not num_shares:
+                if not budget.shares:
                     budget.force([request])
                 return
-            num_shares += 1
-            served[request.tenant] = served.get(request.tenant, 0.0) + num_tokens
+            served[tenant] = served.get(tenant, 0.0) + num_tokens
+
+
+def _order(request: RequestView) -> tuple[bool, float, int]:
+    """Within a tenant."""
+    return request.num_preemptions == 0, request.arrival_s, request.request_id
 
 
 def _turn(served: dict[bytes, float], request: RequestView) -> tuple[bool, float, float, int]:
-    service = served.get(request.tenant, 0.0)
-    return request.num_preemptions == 0, service, request.arrival_s, request.request_id
+    is_fresh, arrival_s, request_id = _order(request)
+    return is_fresh, served.get(request.tenant, 0.0), arrival_s, request_id

@@ -11,12 +11,11 @@ class FCFS:
     """Stateless; see the module."""
 
     def plan(self, view: View) -> Plan:
-        decoding = [request for request in view.running if request.is_decoding]
-        prefilling = [request for request in view.running if not request.is_decoding]
-        starting = view.waiting[: view.num_free_places]
-        shares = [Share(request.request_id, 1) for request in decoding]
-        left = view.max_batch_tokens - len(shares)
-        return Plan(shares + _fill(sorted([*prefilling, *starting], key=_arrival), left))
+        reading = list(view.reading)
+        if view.free_places:
+            reading += view.waiting[: view.num_free_places]
+        reading.sort(key=_arrival)
+        return Plan(_fill(reading, view.max_batch_tokens - view.streams.num_rows), all_streams=True)
 
 
 def _arrival(request: RequestView) -> tuple[float, int]:

@@ -5,6 +5,8 @@ nobody is preempted for a class that was waited for. A victim is the newest requ
 class below; it comes back before fresh ones and is preempted ``MAX_PREEMPTIONS`` times at most.
 """
 
+from math import inf
+
 from kvtrio.core.budget import Budget
 from kvtrio.core.policy import Plan, RequestView, View
 from kvtrio.core.types import RequestId
@@ -18,19 +20,21 @@ class Priority:
 
     def plan(self, view: View) -> Plan:
         takers = _takers(view)
-        victims = tuple(takers.values())
-        budget = Budget(view)
-        budget.num_places_left += len(victims)
-        running = [request for request in view.running if request.request_id not in victims]
-        budget.decode([request for request in running if request.is_decoding])
-        reading = [request for request in running if not request.is_decoding]
-        reading += view.waiting
-        # A place that was taken from somebody goes to whom it was taken for.
-        reading.sort(key=lambda r: (r.request_id not in takers, _order(view, r)))
-        is_reading = [budget.prefill(request) > 0 for request in reading]
-        if not any(is_reading):
+        budget = Budget(view, takers)
+        for request in view.waiting + view.blocked if takers else ():
+            # A place that was taken from somebody goes to whom it was taken for.
+            if request.request_id in takers and not budget.prefill(request):
+                budget.force([request])
+        victims = {victim.request_id for victim in takers.values()}
+        reading = [request for request in view.reading if request.request_id not in victims]
+        if view.free_places:
+            reading += [r for r in view.waiting if r.request_id not in takers]
+        reading.sort(key=lambda request: _order(view, request))
+        for request in reading:
+            budget.prefill(request)
+        if not budget.shares:
             budget.force(reading)
-        return Plan(budget.shares, victims)
+        return budget.plan
 
 
 def _order(view: View, request: RequestView) -> tuple[float, bool, float, int]:
@@ -38,14 +42,18 @@ def _order(view: View, request: RequestView) -> tuple[float, bool, float, int]:
     return -rank, request.num_preemptions == 0, request.arrival_s, request.request_id
 
 
-def _takers(view: View) -> dict[RequestId, RequestId]:
+def _takers(view: View) -> dict[RequestId, RequestView]:
     """Waiting requests of a higher class that find no place, and whose place each takes: anybody's
     of a lower class, or, if it waits for one place, the holder's."""
-    places, takers = view.num_free_places, dict[RequestId, RequestId]()
+    places, takers = view.num_free_places, dict[RequestId, RequestView]()
+    wanting = sorted(view.waiting + view.blocked, key=lambda request: -request.priority)
+    if not wanting or wanting[0].priority <= _lowest(view):
+        return takers
     running = [r for r in view.running if r.num_preemptions < MAX_PREEMPTIONS]
     running.sort(key=lambda request: (request.priority, -request.arrival_s))
-    for request in sorted(view.waiting, key=lambda request: -request.priority):
-        if places > 0:
+    blocked = {request.request_id for request in view.blocked}
+    for request in wanting:
+        if places > 0 and request.request_id not in blocked:
             places -= 1
             continue
         lower = (
@@ -55,5 +63,13 @@ def _takers(view: View) -> dict[RequestId, RequestId]:
         )
         if victim := next(lower, None):
             running.remove(victim)
-            takers[request.request_id] = victim.request_id
+            takers[request.request_id] = victim
     return takers
+
+
+def _lowest(view: View) -> float:
+    """Lowest class that runs."""
+    classes = [request.priority for request in view.reading]
+    if view.streams.lowest_priority is not None:
+        classes.append(view.streams.lowest_priority)
+    return min(classes, default=inf)

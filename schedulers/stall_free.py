@@ -17,15 +17,14 @@ class StallFree:
 
     def plan(self, view: View) -> Plan:
         budget = Budget(view)
-        budget.decode([request for request in view.running if request.is_decoding])
-        reading = [request for request in view.running if not request.is_decoding]
-        if view.num_free_places:
+        reading = list(view.reading)
+        if view.free_places:
             reading += view.waiting
         reading.sort(key=lambda request: urgency(view, request))
         is_reading = [budget.prefill(request) > 0 for request in reading]
         if not any(is_reading):
             budget.force(reading)
-        return Plan(budget.shares)
+        return budget.plan
 
 
 def urgency(view: View, request: RequestView) -> tuple[bool, float, int]:

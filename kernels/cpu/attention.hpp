@@ -52,3 +52,5 @@ inline int64_t attention_shared_bytes(const CacheLayout& layout, int32_t num_hea
                                       int64_t max_rows, int64_t max_context);
 
 }  // namespace kvt
+
+#include "attention_stage.hpp"  // the definitions

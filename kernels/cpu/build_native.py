@@ -30,12 +30,17 @@ COMMON_FLAGS = (
     "-fno-math-errno",
     # Two libraries are loaded in one process; neither may use the other's inline functions.
     "-fvisibility=hidden",
+    # Wide vectors are passed between functions of one file only, so nobody else's calls differ.
+    "-Wno-psabi",
 )
 X86_64 = ("x86_64", "amd64")
 
 
 class BuildNative(build_ext):
     """Compiles the three libraries at once, each for another instruction set."""
+
+    parallel: int | bool | None
+    extensions: list[Extension]
 
     def finalize_options(self) -> None:
         super().finalize_options()

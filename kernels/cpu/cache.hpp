@@ -53,3 +53,5 @@ inline void cache_write(const Cache& cache, int64_t block, int32_t place, const 
 inline void cache_copy(const Cache& cache, int64_t source, int64_t target, int32_t num_tokens);
 
 }  // namespace kvt
+
+#include "cache_write.hpp"  // the definitions

@@ -5,6 +5,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
+#include <cstring>
 
 namespace kvt {
 
@@ -16,6 +18,20 @@ inline size_t round_up(size_t value, size_t unit) { return (value + unit - 1) / 
 inline size_t mapped_bytes(size_t bytes) {
   return round_up(bytes ? bytes : 1, bytes >= kHugePage ? kHugePage : 4096);
 }
+
+#if defined(__SANITIZE_ADDRESS__)
+
+// The address sanitizer watches the borders of what comes from the ordinary allocator.
+inline std::byte* allocate(size_t bytes) {
+  void* memory = nullptr;
+  if (posix_memalign(&memory, 4096, bytes ? bytes : 1)) return nullptr;
+  std::memset(memory, 0, bytes);
+  return static_cast<std::byte*>(memory);
+}
+
+inline void release(std::byte* memory, size_t) { std::free(memory); }
+
+#else
 
 // Zeroed memory that takes no RAM until it is touched; null where there is none. Aligned to 4096
 // bytes, and to 2 MiB from that size on: decode reads all weights in every step, and with small
@@ -44,6 +60,8 @@ inline std::byte* allocate(size_t bytes) {
 inline void release(std::byte* memory, size_t bytes) {
   if (memory) munmap(memory, mapped_bytes(bytes));
 }
+
+#endif
 
 // Memory that is freed with its owner.
 class Region {

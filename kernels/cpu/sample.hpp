@@ -3,8 +3,10 @@
 // 1. Equal logits rank by id, lowest first.
 // 2. A row is cut into parts at fixed places, and the parts' results are joined in ascending order,
 //    so that the answer is the same for any number of threads.
-// 3. The k-th largest of the maxima of all runs of 32 logits bounds the k-th largest logit from
-//    below: only runs that reach it are looked at again. Nothing is sorted but the few that are left.
+// 3. Logits are grouped into runs of 32, and the k-th largest of all runs' maxima bounds the k-th
+//    largest logit from below: only runs that reach it are looked at again. Nothing is sorted but
+//    the few that are left. Run j of a block of 512 has its logits j, j + 16, j + 32, ..., so that
+//    maxima need no work across lanes.
 #pragma once
 
 #include <algorithm>
@@ -21,7 +23,8 @@
 namespace kvt {
 
 constexpr int64_t kPart = 8192;  // logits that are looked through at once
-constexpr int64_t kRun = 32;
+constexpr int64_t kRun = 32;     // logits of a run
+constexpr int64_t kBlock = kRun * kWidth;
 
 struct PartResult {
   float largest;
@@ -36,7 +39,7 @@ struct Sampler {
   Region memory;
 
   int64_t num_parts() const { return (vocab_size + kPart - 1) / kPart; }
-  int64_t num_runs() const { return (vocab_size + kRun - 1) / kRun; }
+  int64_t num_runs() const { return (vocab_size + kBlock - 1) / kBlock * kWidth; }
   int64_t row_bytes() const {
     const int64_t bytes = num_parts() * static_cast<int64_t>(sizeof(PartResult)) + num_runs() * 4;
     return static_cast<int64_t>(round_up(static_cast<size_t>(bytes), kLine));
@@ -54,18 +57,37 @@ inline bool make_sampler(Sampler& sampler, int64_t vocab_size, int64_t max_rows)
   return sampler.memory.data() != nullptr;
 }
 
+static_assert(kPart % kBlock == 0, "parts are whole blocks");
+
 constexpr float kBelowAll = -std::numeric_limits<float>::infinity();
 
-// Maxima of the runs of a part; whether all its logits are finite (x - x is 0 then, else NaN).
-inline bool scan_runs(const float* x, int64_t count, float* maxima) {
+// What a scan of logits finds; x - x is 0 where x is finite, else NaN.
+struct Scan {
+  Floats largest = Floats::all(kBelowAll);
   Floats differences = Floats::zero();
-  for (int64_t i = 0; i < count; i += kRun) {
-    const Floats low = load_some(x + i, count - i, x[i]);
-    const Floats high = load_some(x + i + kWidth, count - i - kWidth, x[i]);
-    differences = differences + ((low - low) + (high - high));
-    maxima[i / kRun] = largest(max(low, high));
+};
+
+inline void scan_block(const float* x, int64_t count, float* maxima, Scan& scan) {
+  Floats runs = Floats::all(kBelowAll);
+  for (int64_t i = 0; i < std::min(count, kBlock); i += kWidth) {
+    const Floats value = load_some(x + i, count - i, kBelowAll);
+    const Floats finite = count - i >= kWidth ? value : load_some(x + i, count - i);
+    runs = max(runs, value);
+    scan.differences = scan.differences + (finite - finite);
   }
-  return sum(differences) == 0.0f;
+  runs.store(maxima);
+  scan.largest = max(scan.largest, runs);
+}
+
+// Where `value` is first; `maxima` of the same part.
+inline int64_t find_first(const float* x, int64_t count, const float* maxima, float value) {
+  int64_t block = 0;
+  while ((block + 1) * kBlock < count &&
+         std::find(maxima, maxima + kWidth, value) == maxima + kWidth) {
+    ++block;
+    maxima += kWidth;
+  }
+  return std::find(x + block * kBlock, x + count, value) - x;
 }
 
 inline float sum_exponentials(const float* x, int64_t count, float largest) {
@@ -83,14 +105,12 @@ inline void scan_part(const Sampler& sampler, const float* logits, int64_t row, 
   const int64_t count = std::min(kPart, sampler.vocab_size - first);
   const float* x = logits + row * sampler.vocab_size + first;
   float* maxima = sampler.run_maxima(row) + first / kRun;
+  Scan scan;
+  for (int64_t i = 0; i < count; i += kBlock) scan_block(x + i, count - i, maxima + i / kRun, scan);
   PartResult result{};
-  result.is_finite = scan_runs(x, count, maxima);
-  const int64_t num_runs = (count + kRun - 1) / kRun;
-  const int64_t best = std::max_element(maxima, maxima + num_runs) - maxima;
-  result.largest = maxima[best];
-  const float* run = x + best * kRun;
-  const float* end = x + std::min(count, (best + 1) * kRun);
-  result.id = static_cast<int32_t>(first + (std::find(run, end, result.largest) - x));
+  result.is_finite = sum(scan.differences) == 0.0f;
+  result.largest = largest(scan.largest);
+  result.id = static_cast<int32_t>(first + find_first(x, count, maxima, result.largest));
   if (wants_sum) result.exponentials = sum_exponentials(x, count, result.largest);
   sampler.parts(row)[part] = result;
 }
@@ -122,8 +142,9 @@ inline void choose_top(const Sampler& sampler, const float* x, int64_t row, int6
   found.clear();
   for (int64_t run = 0; run < sampler.num_runs(); ++run) {
     if (maxima[run] < bound) continue;
-    const int64_t end = std::min(sampler.vocab_size, (run + 1) * kRun);
-    for (int64_t i = run * kRun; i < end; ++i) {
+    const int64_t first = run / kWidth * kBlock;
+    const int64_t end = std::min(sampler.vocab_size, first + kBlock);
+    for (int64_t i = first + run % kWidth; i < end; i += kWidth) {
       if (x[i] >= bound) found.push_back(Candidate{x[i], static_cast<int32_t>(i)});
     }
   }

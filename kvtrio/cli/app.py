@@ -7,6 +7,7 @@ from cyclopts import App, CycloptsError
 
 import kvtrio
 from kvtrio.cli import exits
+from kvtrio.cli.bench import bench
 from kvtrio.cli.chat import chat
 from kvtrio.cli.fetch import fetch
 from kvtrio.cli.serve import serve
@@ -27,6 +28,7 @@ app = App(
 app.command(serve)
 app.command(fetch)
 app.command(chat)
+app.command(bench)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -37,13 +37,14 @@ def key_maker(
     groups = [
         (group.state_class.value, group.window, group.bytes_per_token) for group in info.groups
     ]
+    kinds = f"{settings.dtype} {settings.key_type} {settings.value_type}"
     root = root_identity(
         (
             ("key format", KEY_FORMAT),
             ("weights", weights),
             ("architecture", repr(spec).encode()),
-            ("kv format", f"{settings.dtype} {settings.block_size} {groups}".encode()),
-            ("numerics", f"{info.name} {settings.device} {settings.dtype}".encode()),
+            ("kv format", f"{kinds} {settings.block_size} {groups}".encode()),
+            ("numerics", f"{info.name} {info.numerics} {settings.device} {kinds}".encode()),
         )
     )
     return KeyMaker(secret, root)

@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import gguf
 from attrs import frozen
@@ -14,6 +13,7 @@ from attrs import frozen
 from kvtrio import plugins
 from kvtrio.backends.base import BackendInfo, BackendSettings
 from kvtrio.cli.adapters import ReadyAdapter, read_adapters, wanted_adapters
+from kvtrio.cli.backend import Chosen, backend_settings, choose_backend
 from kvtrio.cli.interpreter import Pacer
 from kvtrio.config import DEFAULT_CONTEXT, ConfigError, ModelSettings, ServeConfig
 from kvtrio.core.config import CoreConfig
@@ -31,8 +31,6 @@ from kvtrio.serve.schema import MAX_NAME_CHARS
 from kvtrio.serve.served import ServedModel
 
 DEFAULT_MODEL = "smollm2"
-MIB = 1 << 20
-MAX_DEFAULT_CACHE_MIB = 8192
 WAITING_PER_PLACE = 4
 """Of the longest requests, unless the user says otherwise."""
 VOCAB_TYPES = {"llama": 1, "gpt2": 2, "gemma4": 2}
@@ -46,8 +44,7 @@ class Prepared:
     config: ServeConfig
     keys: tuple[str, ...]
     policy: Policy
-    backend: Any
-    """A class with ``load(file, spec, settings)``, from the entry points."""
+    backend: Chosen
     backend_settings: BackendSettings
     sockets: list[socket.socket]
     file: GGUFFile
@@ -75,7 +72,7 @@ def prepare(config: ServeConfig, stack: ExitStack) -> Prepared:
     check_adapter_dir(config.adapters.lora_dir)
     keys = read_keys(config.http.api_key, config.http.api_key_file)
     policy = plugins.load(plugins.SCHEDULERS, scheduling.scheduler)()
-    backend = plugins.load(plugins.BACKENDS, config.model.backend)
+    backend = choose_backend(config.model)
     sockets = open_sockets(config.http.host, config.http.port)
     for sock in sockets:
         stack.callback(sock.close)
@@ -137,30 +134,6 @@ def choose_context(trained: int, asked: int | None) -> int:
     if asked > trained:
         raise ConfigError(f"--ctx-size {asked}: the model was made for at most {trained} tokens")
     return asked
-
-
-def backend_settings(config: ServeConfig, max_context: int) -> BackendSettings:
-    """Size the pools so that every place can hold the longest request, and RAM as asked."""
-    # One block more, to copy from: see ``CoreConfig.num_blocks``.
-    blocks_per_place = -(-max_context // config.scheduling.block_size) + 1
-    cache_ram = config.state.cache_ram
-    return BackendSettings(
-        dtype=config.model.dtype,
-        device=config.model.device,
-        num_threads=config.model.threads,
-        block_size=config.scheduling.block_size,
-        num_blocks=config.scheduling.parallel * blocks_per_place,
-        host_bytes=(default_cache_ram() if cache_ram is None else cache_ram) * MIB,
-        host_may_shrink=cache_ram is None,
-        max_context=max_context,
-    )
-
-
-def default_cache_ram() -> int:
-    """MiB: a quarter of the machine's memory, at most 8192; the backend takes less of it where that
-    does not fit beside the rest."""
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return min(total // 4 // MIB, MAX_DEFAULT_CACHE_MIB)
 
 
 def core_config(config: ServeConfig, info: BackendInfo) -> CoreConfig:

@@ -73,6 +73,8 @@ def _run(config: ServeConfig, stack: ExitStack, stop: StopSignals) -> int:
         observer = JsonObserver(log, key=run_secrets.sealer.log_key)
         stop.way = Stop.UNWIND  # a model may be downloaded
         prepared = prepare(config, stack)
+        if prepared.backend.warning is not None:
+            exits.complain(prepared.backend.warning)
         stop.way = Stop.LEAVE
         watch = StallWatch(log, time.perf_counter)
         trio.run(_serve, prepared, run_secrets, observer, stop, instruments=[watch])
@@ -96,7 +98,8 @@ async def _serve(
 ) -> None:
     """Load the weights on the model's own thread, then run engine and HTTP until a signal."""
     began_s = time.perf_counter()
-    build = partial(prepared.backend.load, prepared.file, prepared.spec, prepared.backend_settings)
+    load = prepared.backend.backend.load
+    build = partial(load, prepared.file, prepared.spec, prepared.backend_settings)
     async with open_thread_executor(build) as executor:
         load_s = time.perf_counter() - began_s
         prepared.file.close()

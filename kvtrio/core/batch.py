@@ -3,11 +3,12 @@
 from attrs import frozen
 
 from kvtrio.core.identity import AdapterUse
+from kvtrio.core.messages import message
 from kvtrio.core.sampling import SamplingParams
 from kvtrio.core.types import BlockId, RequestId, Tier
 
 
-@frozen
+@message
 class SampleRow:
     """Choose a token after a chunk's last position."""
 
@@ -18,7 +19,7 @@ class SampleRow:
     """Tokens under penalty, oldest first; empty when the request has no penalties."""
 
 
-@frozen
+@message
 class Chunk:
     """One request's share of a step: ``token_ids`` at positions ``start``, ``start + 1``, ..."""
 
@@ -71,7 +72,7 @@ class Batch:
         return sum(len(chunk.token_ids) for chunk in self.chunks)
 
 
-@frozen
+@message
 class Sampled:
     """A chosen token; log-probabilities only where the request asked for them."""
 

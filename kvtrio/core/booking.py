@@ -3,11 +3,10 @@
 from attrs import frozen
 
 from kvtrio.core.batch import Batch, Chunk, Sampled, StepResult
-from kvtrio.core.cost import load_of
 from kvtrio.core.events import Gap, Output, Piece, Progress, Started, TokenOut
 from kvtrio.core.request import Request
 from kvtrio.core.state import State
-from kvtrio.core.types import FinishReason, GapCause
+from kvtrio.core.types import FinishReason, GapCause, RequestState
 
 
 @frozen(kw_only=True)
@@ -17,29 +16,65 @@ class _Step:
     now: float
     num_prefill_tokens: int
     has_moves: bool
+    outputs: list[Output]
+    """What it causes, in order."""
 
 
 def book_step(state: State, batch: Batch, result: StepResult, now: float) -> list[Output]:
     """What a step's answer causes, request by request."""
-    load = load_of(batch)
-    state.cost.observe(load, now - state.launched_s)
+    state.cost.observe(state.load, now - state.launched_s)
     step = _Step(
         now=now,
-        num_prefill_tokens=load.num_prefill_tokens,
+        num_prefill_tokens=state.load.num_prefill_tokens,
         has_moves=any(copy.source_tier is not copy.target_tier for copy in batch.copies),
+        outputs=[],
     )
-    outputs: list[Output] = []
+    requests, rows = state.requests, state.streams.rows
     for chunk, sampled in zip(batch.chunks, result.sampled, strict=True):
-        request = state.requests[chunk.request_id]
-        _account_chunk(state, request, chunk)
-        state.tables.let_go_of_source(request, now)
-        state.tables.publish_full(request, now)
-        outputs += _book(state, request, sampled, step)
-    return outputs
+        request = requests[chunk.request_id]
+        if chunk.request_id in rows:
+            _book_row(state, request, sampled, step)
+        else:
+            _book_chunk(state, request, chunk, sampled, step)
+    return step.outputs
+
+
+def _book_row(state: State, request: Request, sampled: Sampled | None, step: _Step) -> None:
+    """One that decodes went on by a token. Hundreds do in a step: no more than they need."""
+    request.in_flight = False
+    request.num_computed_tokens += 1
+    state.streams.decode_context += 1
+    if request.num_computed_tokens > request.num_reached_tokens:
+        request.num_reached_tokens = request.num_computed_tokens
+    else:
+        request.num_recomputed_tokens += 1
+    if request.num_computed_tokens % state.config.block_size == 0:
+        state.tables.publish_full(request, step.now)
+    if request.is_aborted:
+        step.outputs.append(state.finish(request, FinishReason.ABORT, step.now))
+    elif sampled is not None:
+        _append(state, request, sampled, step)
+
+
+def _book_chunk(
+    state: State, request: Request, chunk: Chunk, sampled: Sampled | None, step: _Step
+) -> None:
+    _account_chunk(state, request, chunk)
+    state.tables.let_go_of_source(request, step.now)
+    state.tables.publish_full(request, step.now)
+    if request.is_aborted:
+        step.outputs.append(state.finish(request, FinishReason.ABORT, step.now))
+        return
+    step.outputs.extend(_announcements(request))
+    if sampled is not None:
+        _append(state, request, sampled, step)
+    if request.is_decoding and request.state is RequestState.RUNNING:
+        state.streams.enter(request)
 
 
 def _account_chunk(state: State, request: Request, chunk: Chunk) -> None:
     """Each prompt token counts once, as computed or reused; what is computed again counts apart."""
+    assert request.in_flight
     request.in_flight = False
     request.num_computed_tokens = chunk.end
     num_again = max(0, min(request.num_reached_tokens, chunk.end) - chunk.start)
@@ -49,32 +84,23 @@ def _account_chunk(state: State, request: Request, chunk: Chunk) -> None:
     if num_new > 0:
         request.num_computed_here += num_new
         request.num_accounted_tokens += num_new
-        state.service.charge(request.submit.tenant, num_new, 0)
+        state.service.charge_input(request.submit.tenant, num_new)
 
 
-def _book(state: State, request: Request, sampled: Sampled | None, step: _Step) -> list[Output]:
-    if request.is_aborted:
-        return [state.finish(request, FinishReason.ABORT, step.now)]
-    outputs = _announcements(request)
-    if sampled is not None:
-        outputs += _append(state, request, sampled, step)
-    return outputs
-
-
-def _append(state: State, request: Request, sampled: Sampled, step: _Step) -> list[Output]:
+def _append(state: State, request: Request, sampled: Sampled, step: _Step) -> None:
     _note_time(state, request, step)
-    request.token_ids.append(sampled.token_id)
-    request.trail.extend((sampled.token_id,))
-    state.service.charge(request.submit.tenant, 0, 1)
-    is_end = sampled.token_id in request.submit.eos_ids
-    piece = Piece() if is_end else request.submit.matcher.push(sampled.token_id)
-    index = request.num_generated_tokens - 1
-    outputs: list[Output] = [TokenOut(request.request_id, index, sampled, piece.text)]
+    submit, token_id, index = request.submit, sampled.token_id, request.num_generated_tokens
+    request.token_ids.append(token_id)
+    request.trail.append(token_id)
+    state.service.charge_output(submit.tenant)
+    is_end = token_id in submit.eos_ids
+    piece = Piece() if is_end else submit.matcher.push(token_id)
+    step.outputs.append(TokenOut(submit.request_id, index, sampled, piece.text))
     if is_end or piece.stopped:
-        outputs.append(state.finish(request, FinishReason.STOP, step.now, piece.stopped))
-    elif _is_full(state, request):
-        outputs.append(state.finish(request, FinishReason.LENGTH, step.now))
-    return outputs
+        finished = state.finish(request, FinishReason.STOP, step.now, piece.stopped)
+        step.outputs.append(finished)
+    elif len(request.token_ids) >= request.max_tokens:
+        step.outputs.append(state.finish(request, FinishReason.LENGTH, step.now))
 
 
 def _note_time(state: State, request: Request, step: _Step) -> None:
@@ -97,13 +123,6 @@ def _cause(request: Request, step: _Step) -> GapCause:
     if step.has_moves:
         return GapCause.MOVE
     return GapCause.PREFILL if step.num_prefill_tokens else GapCause.STEP
-
-
-def _is_full(state: State, request: Request) -> bool:
-    limit = request.submit.max_new_tokens
-    if limit is not None and request.num_generated_tokens >= limit:
-        return True
-    return request.num_tokens >= state.config.max_context
 
 
 def _announcements(request: Request) -> list[Output]:

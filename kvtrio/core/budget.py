@@ -1,55 +1,55 @@
 """One step's time and tokens, spent share by share: what policies build their plans with."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from functools import cached_property
 
-from attrs import define, field
+from attrs import define, evolve, field
 
 from kvtrio.core.cost import Load
-from kvtrio.core.policy import RequestView, Share, View
-
-LEAST_TOKENS = 8
-"""What a prompt progresses by where not even that much fits: half a block or less, since late in a
-long prompt a block alone can cost more than the bound."""
-RESERVE = 0.93
-"""Share of a bound that is planned; the rest is for what happens between two steps, and for what
-the model of the machine does not know yet."""
+from kvtrio.core.policy import Plan, RequestView, Share, View
+from kvtrio.core.starts import LEAST_TOKENS, RESERVE, Starts
+from kvtrio.core.types import RequestId
 
 
 @define(eq=False)
 class Budget:
-    """Throw-away; ``shares`` is the plan so far."""
+    """Throw-away. Everybody who decodes has a token from the start, and no bound is asked: streams
+    go on. ``plan`` is what was decided so far."""
 
     view: View
+    takers: Mapping[RequestId, RequestView] = field(factory=dict)
+    """Waiting requests, and the running one whose place each takes."""
     shares: list[Share] = field(init=False, factory=list)
-    load: Load = field(init=False, factory=Load)
+    load: Load = field(init=False)
     num_tokens_left: int = field(init=False)
     num_places_left: int = field(init=False)
     limit_s: float = field(init=False)
     """Seconds that the step may take: the gap while anybody streams."""
-    _adapters: set[int] = field(init=False, factory=set)
+    _adapters: set[int] = field(init=False)
 
     def __attrs_post_init__(self) -> None:
         view = self.view
-        self.num_tokens_left = view.max_batch_tokens
-        self.num_places_left = view.num_free_places
-        is_streaming = any(request.is_decoding for request in view.running)
-        self.limit_s = RESERVE * (view.max_gap_s if is_streaming else view.max_step_s)
-
-    def decode(self, requests: list[RequestView]) -> None:
-        """Each one's next token. No bound is asked: streams go on."""
-        self._adapters.update(request.adapters for request in requests)
-        self.load = Load(
-            num_decode_rows=len(requests),
-            decode_context=sum(request.num_computed_tokens for request in requests),
-            num_adapters=len(self._adapters - {0}),
+        gone = [victim for victim in self.takers.values() if victim.is_decoding]
+        load = view.streams.load()
+        self.load = evolve(
+            load,
+            num_decode_rows=load.num_decode_rows - len(gone),
+            decode_context=load.decode_context - sum(v.num_computed_tokens for v in gone),
         )
-        self.num_tokens_left -= len(requests)
-        self.shares = [Share(request.request_id, 1) for request in requests]
+        self.num_tokens_left = view.max_batch_tokens - self.load.num_decode_rows
+        self.num_places_left = view.num_free_places
+        self.limit_s = RESERVE * (view.max_gap_s if view.streams.num_rows else view.max_step_s)
+        self._adapters = set(view.streams.adapters)
+
+    @property
+    def plan(self) -> Plan:
+        victims = tuple(victim.request_id for victim in self.takers.values())
+        return Plan(self.shares, victims, all_streams=True)
 
     def prefill(self, request: RequestView) -> int:
         """As much of the request as fits into the time that is left; returns how much. Up to the
         end of a block where that is not all of it, unless not even a block fits."""
-        if not self.has_place(request):
+        if not self.may_run(request):
             return 0
         start, most = request.num_computed_tokens, self._most(request)
         num = self.view.cost.most_tokens(self._with(request), start, most, self.limit_s)
@@ -62,28 +62,38 @@ class Budget:
         return num
 
     def force(self, requests: Iterable[RequestView]) -> None:
-        """A little progress for the first that has a place, whatever it costs: nothing starves,
-        and a plan is never empty while something can run."""
+        """A little progress for the first that may run, whatever it costs: nothing starves, and a
+        plan is never empty while something can run."""
         size = self.view.block_size
         for request in requests:
             to_end = size - request.num_computed_tokens % size
             num = min(LEAST_TOKENS, to_end, self._most(request))
-            if num > 0 and self.has_place(request):
+            if num > 0 and self.may_run(request):
                 self._add(request, num)
                 return
+
+    def may_run(self, request: RequestView) -> bool:
+        """Whether it has a place, or may have one: see ``starts``."""
+        if request.is_running or request.request_id in self.takers:
+            return True
+        is_free = request.place is None or request.place in self.view.free_places
+        return is_free and self.num_places_left > 0 and self._starts.may_start(request)
+
+    @cached_property
+    def _starts(self) -> Starts:
+        return Starts(self.view)
 
     def _add(self, request: RequestView, num_tokens: int) -> None:
         self.load = self._with(request).plus_chunk(request.num_computed_tokens, num_tokens)
         self._adapters.add(request.adapters)
-        self.num_places_left -= not request.is_running
+        if not request.is_running and request.request_id not in self.takers:
+            self.num_places_left -= 1
+            self._starts.note(request)
         self.num_tokens_left -= num_tokens
         self.shares.append(Share(request.request_id, num_tokens))
 
     def _most(self, request: RequestView) -> int:
         return min(request.num_missing, self.num_tokens_left)
-
-    def has_place(self, request: RequestView) -> bool:
-        return request.is_running or self.num_places_left > 0
 
     def _with(self, request: RequestView) -> Load:
         """The load with the request's adapters in it."""

@@ -15,11 +15,12 @@ The prior is a slow machine, so the first steps are small ones, and the fit grow
 import math
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
+from operator import mul, truediv
 
 from attrs import define, evolve, field, frozen
 
-from kvtrio.core.batch import Batch
+from kvtrio.core.batch import Batch, Chunk
 
 FADE = 0.98
 """Weight of a step against the next one: about the last 50 count."""
@@ -66,11 +67,13 @@ class Load:
 
     def plus_chunk(self, start: int, num_tokens: int) -> "Load":
         """And ``num_tokens`` more tokens of a prompt, from position ``start`` on."""
-        return evolve(
-            self,
+        return Load(
             num_prefill_tokens=self.num_prefill_tokens + num_tokens,
             num_prefill_chunks=self.num_prefill_chunks + 1,
             prefill_context=self.prefill_context + num_tokens * (start + num_tokens / 2),
+            num_decode_rows=self.num_decode_rows,
+            decode_context=self.decode_context,
+            num_adapters=self.num_adapters,
         )
 
     def plus_row(self, position: int) -> "Load":
@@ -87,15 +90,31 @@ class Load:
 
 def load_of(batch: Batch) -> Load:
     """The load of a planned step."""
-    reads = [chunk for chunk in batch.chunks if len(chunk.token_ids) > 1]
-    rows = [chunk for chunk in batch.chunks if len(chunk.token_ids) == 1]
+    return load_with(batch.chunks, Load(), frozenset())
+
+
+def load_with(chunks: Iterable[Chunk], rows: Load, adapters: Set[int]) -> Load:
+    """That of ``chunks`` beside decoding ``rows`` under ``adapters`` (hashes, 0: none)."""
+    num_tokens = num_reads = num_rows = 0
+    context = row_context = 0.0
+    sets = set(adapters)
+    for chunk in chunks:
+        num = len(chunk.token_ids)
+        sets.add(hash(chunk.adapters) if chunk.adapters else 0)
+        if num == 1:
+            num_rows += 1
+            row_context += chunk.start
+        else:
+            num_reads += 1
+            num_tokens += num
+            context += num * (chunk.start + num / 2)
     return Load(
-        num_prefill_tokens=sum(len(chunk.token_ids) for chunk in reads),
-        num_prefill_chunks=len(reads),
-        prefill_context=sum(len(c.token_ids) * (c.start + len(c.token_ids) / 2) for c in reads),
-        num_decode_rows=len(rows),
-        decode_context=sum(chunk.start for chunk in rows),
-        num_adapters=len({chunk.adapters for chunk in batch.chunks if chunk.adapters}),
+        num_prefill_tokens=num_tokens,
+        num_prefill_chunks=num_reads,
+        prefill_context=context,
+        num_decode_rows=rows.num_decode_rows + num_rows,
+        decode_context=rows.decode_context + row_context,
+        num_adapters=len(sets - {0}),
     )
 
 
@@ -140,7 +159,7 @@ class CostModel:
     def observe(self, load: Load, seconds: float) -> None:
         """A step of ``load`` took ``seconds``."""
         x = _scaled(load)
-        mean = sum(w * v for w, v in zip(self.weights, x, strict=True))
+        mean = _dot(self.weights, x)
         if not 0.0 < seconds < math.inf:
             return  # a clock that was set, say: nothing to learn
         ratio = seconds / mean if self.num_observed and mean > 0.0 else 1.0
@@ -154,20 +173,20 @@ class CostModel:
         if ratio > ALARMING:
             share = max(share, 1.0)
         x, seconds = [share * v for v in x], share * seconds
-        for i, row in enumerate(self._gram):
-            for j in range(len(row)):
-                row[j] = FADE * row[j] + x[i] * x[j]
-            self._moment[i] = FADE * self._moment[i] + x[i] * seconds
+        for i, (row, moment) in enumerate(zip(self._gram, self._moment, strict=True)):
+            self._gram[i] = [FADE * old + x[i] * v for old, v in zip(row, x, strict=True)]
+            self._moment[i] = FADE * moment + x[i] * seconds
         self._fit()
 
     def _fit(self) -> None:
         """Non-negative least squares with an anchor, by coordinate descent."""
+        weights = self.weights
         for _ in range(SWEEPS):
             for i, row in enumerate(self._gram):
-                others = sum(row[j] * w for j, w in enumerate(self.weights) if j != i)
+                others = _dot(row, weights) - row[i] * weights[i]
                 pull = self._moment[i] - others + PRIOR_WEIGHT * self._anchor[i]
-                self.weights[i] = max(0.0, pull / (row[i] + PRIOR_WEIGHT))
-        pairs = zip(self._anchor, self.weights, strict=True)
+                weights[i] = max(0.0, pull / (row[i] + PRIOR_WEIGHT))
+        pairs = zip(self._anchor, weights, strict=True)
         self._anchor = [anchor + DRIFT * (weight - anchor) for anchor, weight in pairs]
 
     def _note(self, ratio: float) -> None:
@@ -187,12 +206,13 @@ class CostModel:
 
     def predict(self, load: Load) -> float:
         """Seconds that a step of ``load`` will hardly exceed."""
-        x = _scaled(load)
-        return self.margin * sum(w * v for w, v in zip(self.weights, x, strict=True))
+        return self.margin * _dot(self.weights, _scaled(load))
 
     def most_tokens(self, load: Load, start: int, most: int, seconds: float) -> int:
         """The most prefill tokens from ``start`` on that fit into ``seconds`` beside ``load``."""
-        low, high = 0, most
+        if self.predict(load.plus_chunk(start, most)) <= seconds:
+            return most
+        low, high = 0, most - 1
         while low < high:
             middle = (low + high + 1) // 2
             if self.predict(load.plus_chunk(start, middle)) <= seconds:
@@ -208,4 +228,8 @@ class CostModel:
 
 
 def _scaled(load: Load) -> list[float]:
-    return [v / s for v, s in zip(load.features(), SCALES, strict=True)]
+    return list(map(truediv, load.features(), SCALES))
+
+
+def _dot(a: list[float], b: list[float]) -> float:
+    return float(sum(map(mul, a, b)))

@@ -7,11 +7,12 @@ from attrs import field, frozen
 from kvtrio.core.batch import Sampled
 from kvtrio.core.explain import CacheReport
 from kvtrio.core.identity import Segment
+from kvtrio.core.messages import message
 from kvtrio.core.sampling import SamplingParams
 from kvtrio.core.types import FinishReason, GapCause, RejectReason, RequestId, Retain
 
 
-@frozen
+@message
 class Piece:
     """Text that one more token made ready, and whether a stop string ended the request."""
 
@@ -128,7 +129,7 @@ class Progress:
     num_computed_tokens: int
 
 
-@frozen
+@message
 class TokenOut:
     request_id: RequestId
     index: int

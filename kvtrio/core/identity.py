@@ -10,6 +10,7 @@
 import struct
 from array import array
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from hashlib import blake2b
 from weakref import WeakValueDictionary
 
@@ -140,13 +141,16 @@ class TokenTrail:
     tags: list[int] = field(init=False, factory=list)
     chain: list[bytes] = field(init=False, factory=list)
 
-    def extend(self, token_ids: Iterable[int]) -> None:
-        for token_id in token_ids:
-            number = self.context_at(len(self.tags)).number
-            self.tags.append(token_id | number << TAG_SHIFT)
+    @cached_property
+    def _last_base(self) -> int:
+        return self.contexts[-1][1].number << TAG_SHIFT
+
+    def append(self, token_id: int) -> None:
+        """A token that was generated: under the last context."""
+        self.tags.append(token_id | self._last_base)
 
     def extend_prompt(self, token_ids: Sequence[int]) -> None:
-        """As ``extend`` for a whole prompt, one slice per context."""
+        """A whole prompt, one slice per context."""
         ends = [start for start, _ in self.contexts[1:]] + [len(token_ids)]
         for (start, context), end in zip(self.contexts, ends, strict=True):
             base = context.number << TAG_SHIFT

@@ -4,10 +4,13 @@ from collections import Counter
 from collections.abc import Iterator
 
 from kvtrio.core.blocks import Block
+from kvtrio.core.cost import load_of
 from kvtrio.core.machine import Core
+from kvtrio.core.policy import Streams
 from kvtrio.core.request import Request
 from kvtrio.core.tiers import TieredCache
 from kvtrio.core.types import RequestState, Tier
+from kvtrio.core.views import request_view
 
 
 class InvariantError(Exception):
@@ -17,6 +20,7 @@ class InvariantError(Exception):
 def check(core: Core) -> None:
     """Raise ``InvariantError`` at the first broken rule; linear in blocks and requests."""
     _check_queues(core)
+    _check_streams(core)
     _check_in_flight(core)
     for request in core.requests.values():
         _check_request(core, request)
@@ -52,6 +56,8 @@ def _check_queues(core: Core) -> None:
         if not is_waiting:
             assert request.place is not None
             _require(core.places.running[request.place] is request, "a running request has a place")
+    free = {place for place, request in enumerate(core.places.running) if request is None}
+    _require(core.places.free == free, "free places hold nobody")
     num_taken = core.config.num_places - core.places.num_free
     _require(num_taken == len(core.running), "every taken place holds a running request")
     limit = core.config.num_places + core.config.max_waiting
@@ -63,11 +69,31 @@ def _check_queues(core: Core) -> None:
     _require(core.service.counters.keys() == tenants, "service is counted for those here")
 
 
+def _check_streams(core: Core) -> None:
+    rows = core.streams.rows
+    decoding = {request_id for request_id, r in core.running.items() if r.is_decoding}
+    _require(rows.keys() <= decoding, "streams decode")
+    # One that came back with all that it had finds so while its step is planned.
+    late = [core.requests[request_id] for request_id in decoding - rows.keys()]
+    _require(all(request.in_flight for request in late), "those that decode are streams")
+    _require(all(rows[i] is core.requests[i] for i in rows), "streams are filed under their id")
+    views = [request_view(request) for request in rows.values()]
+    summary = Streams(
+        num_rows=len(views),
+        decode_context=sum(view.num_computed_tokens for view in views),
+        adapters=frozenset(view.adapters for view in views),
+        lowest_priority=min((view.priority for view in views), default=None),
+    )
+    _require(core.streams.summary() == summary, "the group's sums are those of its rows")
+
+
 def _check_in_flight(core: Core) -> None:
     chunks = core.in_flight.chunks if core.in_flight else ()
     named = {chunk.request_id for chunk in chunks}
     marked = {request_id for request_id, r in core.requests.items() if r.in_flight}
     _require(named == marked, "in flight exactly if the launched batch names the request")
+    if core.in_flight:
+        _require(core.load == load_of(core.in_flight), "what the step does was counted")
     total = sum(len(chunk.token_ids) for chunk in chunks)
     _require(total <= core.config.max_batch_tokens, "a batch keeps to the budget")
     for chunk in chunks:

@@ -71,6 +71,7 @@ class Core(State):
     def _submit(self, submit: Submit, now: float) -> list[Output]:
         assert submit.request_id not in self.requests
         assert submit.max_new_tokens is None or submit.max_new_tokens >= 1
+        assert submit.segments[-1].start <= len(submit.token_ids), "what is generated has one set"
         assert submit.place is None or 0 <= submit.place < self.config.num_places
         if rejected := refusal(self, submit, now):
             return [rejected]

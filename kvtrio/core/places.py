@@ -1,5 +1,7 @@
 """Places: the lanes in which requests run, and what each last held. The API calls them slots."""
 
+from collections.abc import Set
+
 from attrs import define, field, frozen
 
 from kvtrio.core.request import Request
@@ -27,32 +29,34 @@ class Places:
     num_places: int
     running: list[Request | None] = field(init=False)
     last: list[Request | None] = field(init=False)
+    free: set[int] = field(init=False)
 
     def __attrs_post_init__(self) -> None:
         self.running = [None] * self.num_places
         self.last = [None] * self.num_places
+        self.free = set(range(self.num_places))
 
     @property
     def num_free(self) -> int:
-        return self.running.count(None)
+        return len(self.free)
 
-    def find(self, wanted: int | None, claimed: frozenset[int]) -> int | None:
+    def find(self, wanted: int | None, claimed: Set[int]) -> int | None:
         """A free place for a request: the one it asks for, else one that nobody waits for."""
         if wanted is not None:
-            return wanted if self.running[wanted] is None else None
-        free = [place for place, request in enumerate(self.running) if request is None]
-        unclaimed = [place for place in free if place not in claimed]
-        return next(iter(unclaimed or free), None)
+            return wanted if wanted in self.free else None
+        return min(self.free - claimed or self.free, default=None)
 
     def enter(self, place: int, request: Request) -> None:
         assert self.running[place] is None
         self.running[place] = self.last[place] = request
+        self.free.remove(place)
         request.place = place
 
     def leave(self, request: Request) -> None:
         assert request.place is not None
         assert self.running[request.place] is request
         self.running[request.place] = None
+        self.free.add(request.place)
 
     def views(self) -> tuple[PlaceView, ...]:
         return tuple(

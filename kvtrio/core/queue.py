@@ -1,13 +1,18 @@
 """Waiting requests: in order of arrival, preempted ones first, and how many tokens they bring."""
 
-from collections.abc import Iterator
+from collections import OrderedDict
+from collections.abc import Container, Iterator, MutableMapping
 from itertools import islice
 from math import inf
+from typing import TypeVar
 
 from attrs import define, field
 
 from kvtrio.core.request import Request
 from kvtrio.core.types import RequestId
+
+K = TypeVar("K")
+G = TypeVar("G", bound=MutableMapping[RequestId, Request])
 
 NUM_SHOWN = 32
 """How many a policy is shown from the head of the queue, and at most of others' heads."""
@@ -25,8 +30,8 @@ class Queue:
     """The fresh ones that take any place."""
     heads: dict[tuple[bytes, int], dict[RequestId, Request]] = field(init=False, factory=dict)
     """Those per tenant and class, in order of arrival."""
-    pinned: dict[RequestId, Request] = field(init=False, factory=dict)
-    """Those, preempted ones too, that wait for a certain place."""
+    pinned: dict[tuple[int, int], OrderedDict[RequestId, Request]] = field(init=False, factory=dict)
+    """Per place and class those, preempted ones first, that wait for it and no other."""
     timed: dict[RequestId, Request] = field(init=False, factory=dict)
     """Those with a deadline."""
     soonest_s: float = field(init=False, default=inf)
@@ -46,7 +51,10 @@ class Queue:
     def add(self, request: Request) -> None:
         request_id, submit = request.request_id, request.submit
         if submit.place is not None:
-            self.pinned[request_id] = request
+            mine = self.pinned.setdefault((submit.place, submit.priority), OrderedDict())
+            mine[request_id] = request
+            if request.num_preemptions:
+                mine.move_to_end(request_id, last=False)
         if request.num_preemptions:
             self.preempted[request_id] = request
             return
@@ -69,28 +77,40 @@ class Queue:
 
     def remove(self, request: Request) -> None:
         request_id, submit = request.request_id, request.submit
-        self.pinned.pop(request_id, None)
+        if submit.place is not None:
+            _take_out(self.pinned, (submit.place, submit.priority), request_id)
         if self.preempted.pop(request_id, None) is not None:
             return
         del self.fresh[request_id]
         self.num_tokens -= request.num_prompt_tokens
         if self.anywhere.pop(request_id, None) is not None:
-            key = (submit.tenant, submit.priority)
-            del self.heads[key][request_id]
-            if not self.heads[key]:
-                del self.heads[key]
+            _take_out(self.heads, (submit.tenant, submit.priority), request_id)
         self.timed.pop(request_id, None)
 
     def shown(self) -> list[Request]:
-        """What a policy gets to see: the preempted, the head of the queue, and the first of every
-        tenant, class and place, so that no order of arrival hides anybody."""
-        chosen = dict(islice(self.preempted.items(), NUM_SHOWN))
+        """Whom a policy sees of those that take any place: the preempted, the head of the queue,
+        and the first of every tenant and class, so that no order of arrival hides anybody."""
+        back = {i: r for i, r in self.preempted.items() if r.submit.place is None}
+        chosen = dict(islice(back.items(), NUM_SHOWN))
         chosen |= islice(self.anywhere.items(), NUM_SHOWN)
         if len(self.anywhere) > NUM_SHOWN:
             firsts = (next(iter(mine.items())) for mine in self.heads.values())
             chosen |= islice(firsts, NUM_SHOWN)
-        places: dict[int | None, Request] = {}
-        for request in self.pinned.values():
-            places.setdefault(request.submit.place, request)
-        chosen |= {request.request_id: request for request in places.values()}
         return list(chosen.values())
+
+    def pinned_heads(self, places: Container[int]) -> list[Request]:
+        """Of those that wait for one of ``places``, the first of every class."""
+        return [
+            next(iter(mine.values())) for (place, _), mine in self.pinned.items() if place in places
+        ]
+
+    @property
+    def claimed(self) -> set[int]:
+        """Places that somebody waits for."""
+        return {place for place, _ in self.pinned}
+
+
+def _take_out(groups: dict[K, G], key: K, request_id: RequestId) -> None:
+    del groups[key][request_id]
+    if not groups[key]:
+        del groups[key]

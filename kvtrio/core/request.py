@@ -1,11 +1,16 @@
 """One generation's account: tokens, blocks, times. States change only along ``TRANSITIONS``."""
 
+import sys
+from functools import cached_property
+
 from attrs import define, field
 
+from kvtrio.core.batch import SampleRow
 from kvtrio.core.blocks import Block
 from kvtrio.core.events import Gap, Submit
 from kvtrio.core.explain import CacheReport
-from kvtrio.core.identity import TokenTrail
+from kvtrio.core.identity import AdapterUse, TokenTrail
+from kvtrio.core.sampling import mixed, unit
 from kvtrio.core.types import BlockId, RequestId, RequestState
 
 TRANSITIONS: dict[RequestState, frozenset[RequestState]] = {
@@ -29,10 +34,13 @@ class Request:
     """Prompt, then generated."""
     trail: TokenTrail
     """The same tokens, with what they are computed under."""
+    max_tokens: int = sys.maxsize
+    """Prompt and answer together: with so many it ends."""
     blocks: list[Block] = field(factory=list)
     """Grows until the request ends; a block may be replaced by an equal published one."""
     tables: tuple[list[BlockId], ...] = ()
     """Per group, the places of ``blocks``."""
+    _table_ids: tuple[tuple[BlockId, ...], ...] | None = field(init=False, default=None)
     num_published: int = 0
     """Leading blocks that are in the index."""
     source: Block | None = None
@@ -73,32 +81,71 @@ class Request:
     def num_cached_tokens(self) -> int:
         return self.report.num_device_tokens + self.report.num_host_tokens
 
-    @property
+    @cached_property
     def request_id(self) -> RequestId:
         return self.submit.request_id
 
-    @property
+    @cached_property
+    def adapters(self) -> tuple[AdapterUse, ...]:
+        """Under which it is generated."""
+        return self.trail.contexts[-1][1].adapters
+
+    @cached_property
     def adapter_set(self) -> int:
-        """Number of the context it is generated under; 0 for the bare model."""
-        context = self.trail.contexts[-1][1]
-        return context.number + 1 if context.adapters else 0
+        """A number for them, whoever asks for them; 0 for the bare model."""
+        return hash(self.adapters) if self.adapters else 0
+
+    @cached_property
+    def _draw_start(self) -> int:
+        return mixed(self.submit.sampling.seed)
+
+    @cached_property
+    def _fixed_row(self) -> SampleRow | None:
+        """Where all its tokens are chosen alike: by the largest logit, of which nothing is taken
+        off."""
+        params = self.submit.sampling
+        is_fixed = params.temperature == 0.0 and not params.has_penalties
+        return SampleRow(params, 0.0, ()) if is_fixed else None
+
+    def sample_row(self) -> SampleRow:
+        """How its next token is chosen."""
+        if self._fixed_row is not None:
+            return self._fixed_row
+        params, index = self.submit.sampling, len(self.token_ids) - self.num_prompt_tokens
+        recent = tuple(self.token_ids[-params.repeat_last_n :]) if params.has_penalties else ()
+        return SampleRow(params, unit(mixed(self._draw_start + index)), recent)
+
+    def block_tables(self) -> tuple[tuple[BlockId, ...], ...]:
+        """``tables`` as they are now."""
+        if self._table_ids is None:
+            self._table_ids = tuple(map(tuple, self.tables))
+        return self._table_ids
+
+    def note_tables(self) -> None:
+        """``tables`` changed."""
+        self._table_ids = None
 
     @property
     def num_tokens(self) -> int:
         return len(self.token_ids)
 
-    @property
+    @cached_property
     def num_prompt_tokens(self) -> int:
         return len(self.submit.token_ids)
 
     @property
     def num_generated_tokens(self) -> int:
-        return self.num_tokens - self.num_prompt_tokens
+        return len(self.token_ids) - self.num_prompt_tokens
 
     @property
     def num_missing_tokens(self) -> int:
         """Tokens to compute before the next one can be sampled."""
-        return self.num_tokens - self.num_computed_tokens
+        return len(self.token_ids) - self.num_computed_tokens
+
+    @property
+    def is_decoding(self) -> bool:
+        """It wrote something, and its last token is all that is missing."""
+        return self.num_generated_tokens > 0 and self.num_missing_tokens == 1
 
     def move(self, state: RequestState) -> None:
         """Change state, or raise ``IllegalTransition`` and change nothing."""

@@ -56,6 +56,7 @@ class BlockTables:
         request.tables = tuple(
             map(list, zip(*(block.ids for block in request.blocks), strict=True))
         )
+        request.note_tables()
 
     def grow(self, request: Request, end: int, now: float) -> None:
         """Blocks for the tokens before ``end``, which the step will compute."""
@@ -64,6 +65,7 @@ class BlockTables:
             request.blocks.append(block)
             for table, block_id in zip(request.tables, block.ids, strict=True):
                 table.append(block_id)
+            request.note_tables()
         first = request.num_computed_tokens // self.block_size
         past = end // self.block_size
         self.computing.update(request.trail.key(index) for index in range(first, past))
@@ -85,11 +87,15 @@ class BlockTables:
         index = request.num_published
         parent = request.blocks[index - 1] if index else self.cache.index.root
         position = Position(parent, request.trail)
-        block = self.cache.publish(request.blocks[index], position, num_tokens, now)
+        own = request.blocks[index]
+        block = self.cache.publish(own, position, num_tokens, now)
+        request.num_published += 1
+        if block is own:
+            return
         request.blocks[index] = block
         for table, block_id in zip(request.tables, block.ids, strict=True):
             table[index] = block_id
-        request.num_published += 1
+        request.note_tables()
 
     def leave(self, request: Request, now: float) -> None:
         """The request ended or lost its place: keep what it computed, hold nothing."""
@@ -106,4 +112,5 @@ class BlockTables:
         request.blocks.clear()
         for table in request.tables:
             table.clear()
+        request.note_tables()
         request.num_published = 0

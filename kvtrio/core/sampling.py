@@ -1,8 +1,11 @@
 """How a token is chosen from logits: parameters, and the draws that make a request repeatable."""
 
+from functools import cached_property
+
 from attrs import frozen
 
 MASK = (1 << 64) - 1
+UNIT = 2.0**-53
 
 
 @frozen(kw_only=True)
@@ -33,7 +36,7 @@ class SamplingParams:
     softmax of the raw logits (no bias, penalty or temperature)."""
     seed: int = 0
 
-    @property
+    @cached_property
     def has_penalties(self) -> bool:
         repeats = self.repeat_penalty != 1.0
         counts = self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
@@ -46,11 +49,17 @@ def draw(seed: int, index: int) -> float:
     A counter-based generator (SplitMix64: Steele, Lea, Flood, OOPSLA 2014): the n-th token's draw
     depends on seed and n alone, so neither the batch nor a preemption changes it.
     """
-    return (_mix(_mix(seed & MASK) + index) >> 11) * 2.0**-53
+    return unit(mixed(mixed(seed) + index))
 
 
-def _mix(z: int) -> int:
+def mixed(z: int) -> int:
+    """A scrambled number of 64 bits."""
     z = (z + 0x9E3779B97F4A7C15) & MASK
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & MASK
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & MASK
     return z ^ (z >> 31)
+
+
+def unit(z: int) -> float:
+    """The upper 53 of 64 bits as a number in [0, 1)."""
+    return (z >> 11) * UNIT

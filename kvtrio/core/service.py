@@ -16,7 +16,7 @@ OUTPUT_WEIGHT = 2.0
 
 @define(eq=False)
 class Service:
-    """come / go / charge, per tenant."""
+    """come / go / charge_input / charge_output, per tenant."""
 
     counters: dict[bytes, float] = field(init=False, factory=dict)
     _num_requests: dict[bytes, int] = field(init=False, factory=dict)
@@ -45,5 +45,9 @@ class Service:
         self._departed[tenant] = counter
         self._departed = {t: c for t, c in self._departed.items() if c > least}
 
-    def charge(self, tenant: bytes, num_input: int, num_output: int) -> None:
-        self.counters[tenant] += num_input + OUTPUT_WEIGHT * num_output
+    def charge_input(self, tenant: bytes, num_tokens: int) -> None:
+        self.counters[tenant] += num_tokens
+
+    def charge_output(self, tenant: bytes) -> None:
+        """One token."""
+        self.counters[tenant] += OUTPUT_WEIGHT

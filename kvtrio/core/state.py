@@ -10,7 +10,7 @@ from attrs import define, field, frozen
 
 from kvtrio.core.batch import Batch
 from kvtrio.core.config import CoreConfig
-from kvtrio.core.cost import CostModel
+from kvtrio.core.cost import CostModel, Load
 from kvtrio.core.events import Finished, Output, Submit
 from kvtrio.core.explain import CacheReport, MissReason
 from kvtrio.core.identity import Context, ContextTable, KeyMaker, TokenTrail
@@ -20,6 +20,7 @@ from kvtrio.core.queue import Queue
 from kvtrio.core.request import Request
 from kvtrio.core.reuse import BlockTables
 from kvtrio.core.service import Service
+from kvtrio.core.streams import StreamGroup
 from kvtrio.core.tiers import TieredCache
 from kvtrio.core.types import FinishReason, GapCause, RequestId, RequestState, Tier
 
@@ -64,8 +65,14 @@ class State:
     """Waiting and running, in order of arrival."""
     waiting: Queue = field(init=False, factory=Queue)
     running: dict[RequestId, Request] = field(init=False, factory=dict)
+    streams: StreamGroup = field(init=False, factory=StreamGroup)
+    """Those of the running that decode."""
     in_flight: Batch | None = field(init=False, default=None)
+    load: Load = field(init=False, factory=Load)
+    """What the launched step does, or the last one did."""
     launched_s: float = field(init=False, default=0.0)
+    last_start_s: float = field(init=False, default=0.0)
+    """When a request was last given a place."""
     is_draining: bool = field(init=False, default=False)
     news: list[Output] = field(init=False, factory=list)
     """What ``schedule`` found, told by ``update``."""
@@ -85,11 +92,19 @@ class State:
 
     def add(self, submit: Submit, now: float) -> None:
         """Take in a request that may wait."""
-        request = Request(submit, now, list(submit.token_ids), self._trail(submit))
-        request.tables = tuple([] for _ in self.config.groups)
+        request = self._new_request(submit, now)
         self.requests[request.request_id] = request
         self.service.come(submit.tenant, {tenant for tenant, _ in self.waiting.heads})
         self.waiting.add(request)
+
+    def _new_request(self, submit: Submit, now: float) -> Request:
+        most = self.config.max_context
+        if submit.max_new_tokens is not None:
+            most = min(most, len(submit.token_ids) + submit.max_new_tokens)
+        assert len(submit.token_ids) < most, "there is room for a token"
+        request = Request(submit, now, list(submit.token_ids), self._trail(submit), most)
+        request.tables = tuple([] for _ in self.config.groups)
+        return request
 
     def _trail(self, submit: Submit) -> TokenTrail:
         contexts: list[tuple[int, Context]] = []
@@ -114,19 +129,14 @@ class State:
 
     def start(self, request: Request, now: float) -> bool:
         """Give a waiting request a place; False if the one it wants, or every one, is taken."""
-        claimed = frozenset(
-            other.submit.place
-            for other in self.waiting.pinned.values()
-            if other.submit.place is not None
-        )
-        place = self.places.find(request.submit.place, claimed)
+        place = self.places.find(request.submit.place, self.waiting.claimed)
         if place is None:
             return False
         request.move(RequestState.RUNNING)
         self.waiting.remove(request)
         self.running[request.request_id] = request
         self.places.enter(place, request)
-        request.entered_s = now
+        request.entered_s = self.last_start_s = now
         if request.started_s is None:
             request.started_s = now
         return True
@@ -145,6 +155,7 @@ class State:
 
     def _leave_place(self, request: Request, now: float) -> None:
         self.places.leave(request)
+        self.streams.leave(request)
         del self.running[request.request_id]
         assert request.entered_s is not None
         stay_s = now - request.entered_s

@@ -1,29 +1,27 @@
-"""Where a step runs: on the one thread that owns the model, or in virtual time.
+"""Where steps run: on the one thread that owns the model, or in virtual time.
 
 1. A step that was started cannot be cancelled: it writes KV until its end, and the core waits for
-   its answer. ``step`` returns or raises only then, whatever happens to its caller; a cancellation
-   that came meanwhile is delivered at the caller's next checkpoint.
-2. Every ``step`` gives other tasks a turn.
+   its answer. ``run`` returns or raises only then, whatever happens to its caller; a cancellation
+   that comes meanwhile makes that step the last.
+2. Every ``run`` gives other tasks a turn.
 3. The model is built, used and closed on the same thread: device, stream and inference mode are
    properties of a thread, and ``trio.to_thread`` does not promise the same one twice.
 
-This is the only module that uses ``trio.lowlevel``.
+This and ``model_thread`` are the only modules that use ``trio.lowlevel``.
 """
 
-import threading
+import math
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from queue import SimpleQueue
-from typing import Any, Generic, Protocol, TypeVar, TypeVarTuple
+from typing import Any, Generic, Protocol, TypeVar
 
-import outcome
 import trio
 from attrs import frozen
 
 from kvtrio.core.batch import Batch, StepResult
+from kvtrio.engine.course import Course, Stepper
+from kvtrio.engine.model_thread import ModelThread
 
-T = TypeVar("T")
-Ts = TypeVarTuple("Ts")
 Info = TypeVar("Info")
 InfoCo = TypeVar("InfoCo", covariant=True)
 
@@ -31,13 +29,21 @@ checkpoint = trio.lowlevel.checkpoint
 """Give every other task a turn; raise a pending cancellation."""
 checkpoint_if_cancelled = trio.lowlevel.checkpoint_if_cancelled
 """Raise a pending cancellation without giving anybody a turn."""
+ParkingLot = trio.lowlevel.ParkingLot
+"""Where tasks wait for news; unlike an event it needs no successor for the next news."""
+
+
+def thread_safe_clock() -> Callable[[], float]:
+    """The run's time in seconds, for any thread; ``trio.current_time`` is for the loop's own."""
+    return trio.lowlevel.current_clock().current_time
 
 
 class Executor(Protocol):
     """Runs one step at a time."""
 
-    async def step(self, batch: Batch) -> StepResult:
-        """Compute ``batch``; not cancellable (rule 1). Raises what the backend raises."""
+    async def run(self, batch: Batch, course: Course) -> None:
+        """Compute ``batch`` and whatever follows it; not cancellable within a step (rule 1). Raises
+        what the backend and ``course`` raise."""
         ...
 
     async def load_adapter(self, data: Any) -> int:
@@ -64,66 +70,17 @@ class Model(Protocol[InfoCo]):
     def close(self) -> None: ...
 
 
-class Stepper(Protocol):
-    """The part of a backend that computes."""
-
-    def step(self, batch: Batch) -> StepResult: ...
-
-    def load_adapter(self, data: Any) -> int: ...
-
-    def unload_adapter(self, adapter_id: int) -> None: ...
-
-
-@frozen
-class _Call:
-    """A function to run and the trio task that waits for its outcome."""
-
-    task: trio.lowlevel.Task
-    run: Callable[[], Any]
-
-
-class _OwnedThread:
-    """One OS thread; runs what it is given in order. Use from one trio run only."""
-
-    def __init__(self, name: str) -> None:
-        self._calls: SimpleQueue[_Call | None] = SimpleQueue()
-        self._token = trio.lowlevel.current_trio_token()
-        # A daemon: if trio itself breaks, nobody is left to end this thread.
-        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
-        self._thread.start()
-
-    def _work(self) -> None:
-        while (call := self._calls.get()) is not None:
-            result = outcome.capture(call.run)
-            self._token.run_sync_soon(trio.lowlevel.reschedule, call.task, result)
-
-    async def run(self, fn: Callable[[*Ts], T], *args: *Ts) -> T:
-        """Run ``fn(*args)`` on the thread and return or raise what it does; not cancellable."""
-        self._calls.put(_Call(trio.lowlevel.current_task(), lambda: fn(*args)))
-        result: T = await trio.lowlevel.wait_task_rescheduled(_refuse_to_abort)
-        return result
-
-    def end(self) -> None:
-        """Let the thread finish and wait for it: at once, since no call is under way."""
-        self._calls.put(None)
-        self._thread.join()
-
-
-def _refuse_to_abort(raise_cancel: object) -> trio.lowlevel.Abort:
-    return trio.lowlevel.Abort.FAILED
-
-
 @frozen(eq=False)
 class ThreadExecutor(Generic[Info]):
     """Steps on the model thread. Made by ``open_thread_executor``."""
 
     info: Info
     """The backend's facts, read once: the backend itself stays on its thread."""
-    _thread: _OwnedThread
+    _thread: ModelThread
     _backend: Stepper
 
-    async def step(self, batch: Batch) -> StepResult:
-        return await self._thread.run(self._backend.step, batch)
+    async def run(self, batch: Batch, course: Course) -> None:
+        await self._thread.run_steps(self._backend, batch, course)
 
     async def load_adapter(self, data: Any) -> int:
         return await self._thread.run(self._backend.load_adapter, data)
@@ -141,7 +98,7 @@ async def open_thread_executor(
     What ``build`` raises is raised here. Loading a model cannot be cancelled either: a cancelled
     opener waits for it. Exit waits for a step that is under way.
     """
-    thread = _OwnedThread("kvtrio model")
+    thread = ModelThread("kvtrio model")
     try:
         backend = await thread.run(build)
         try:
@@ -163,11 +120,15 @@ class VirtualExecutor:
     backend: Stepper
     cost: Callable[[Batch], float]
 
-    async def step(self, batch: Batch) -> StepResult:
-        result = self.backend.step(batch)
-        with trio.CancelScope(shield=True):  # as on the thread: a started step ends
-            await trio.sleep(self.cost(batch))
-        return result
+    async def run(self, batch: Batch, course: Course) -> None:
+        following: Batch | None = batch
+        while following is not None:
+            result = self.backend.step(following)
+            with trio.CancelScope(shield=True):  # as on the thread: a started step ends
+                await trio.sleep(self.cost(following))
+            is_last = trio.current_effective_deadline() == -math.inf
+            following = course.follow(following, result, is_last)
+            course.deliver()
 
     async def load_adapter(self, data: Any) -> int:
         await checkpoint()

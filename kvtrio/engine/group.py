@@ -3,10 +3,10 @@
 A group needs no task of its own, so whoever reads it needs no nursery.
 """
 
-import trio
 from attrs import define, field
 
 from kvtrio.core.events import Output
+from kvtrio.engine.executor import ParkingLot, checkpoint
 from kvtrio.engine.handle import Handle
 
 
@@ -16,34 +16,36 @@ class HandleGroup:
     reader; ends when every request has. Raises ``EngineStopped`` like ``Handle``."""
 
     handles: tuple[Handle, ...]
-    _news: trio.Event = field(init=False, factory=trio.Event)
+    _readers: ParkingLot = field(init=False, factory=ParkingLot)
 
     def __attrs_post_init__(self) -> None:
         for handle in self.handles:
-            handle.on_news = self._wake
-        self._wake()  # there may be news from before
+            handle.readers = self._readers
 
     def __aiter__(self) -> "HandleGroup":
         return self
 
     async def __anext__(self) -> tuple[Output, ...]:
         """Wait until any request has outputs; take those of all. A cancelled call takes none."""
-        while True:
-            await self._news.wait()
-            outputs = self._take()
-            is_over = all(handle.is_over for handle in self.handles)
-            if not is_over:
-                self._news = trio.Event()
-            if outputs:
-                return outputs
-            if is_over:
-                raise StopAsyncIteration
+        if self._has_news:
+            await checkpoint()
+        while not self._has_news:
+            await self._readers.park()
+        if len(self.handles) == 1:
+            outputs = self.handles[0].take_nowait()
+        else:
+            outputs = tuple(each for handle in self.handles for each in handle.take_nowait())
+        if outputs:
+            return outputs
+        raise StopAsyncIteration
 
-    def _take(self) -> tuple[Output, ...]:
-        return tuple(output for handle in self.handles for output in handle.take_nowait())
-
-    def _wake(self) -> None:
-        self._news.set()
+    @property
+    def _has_news(self) -> bool:
+        """Of any request, or that all have ended."""
+        for handle in self.handles:
+            if handle.has_news:
+                return True
+        return all(handle.is_over for handle in self.handles)
 
     def close(self) -> None:
         """Close every handle: abort what still runs. Idempotent."""

@@ -1,22 +1,22 @@
 """The caller's end of a request.
 
-The outbox is a list and an event rather than a memory channel: what became ready together leaves
-together, an unread ``Progress`` is replaced by its successor, and a reader that went away is a flag
-instead of an exception in the engine.
+The outbox is a list rather than a memory channel: what became ready together leaves together, an
+unread ``Progress`` is replaced by its successor, and a reader that went away is a flag instead of
+an exception in the engine.
 
 1. The engine never waits for a reader: ``push`` is synchronous and cannot fail.
 2. An outbox is bounded by construction: at most every token that may be generated, and three more.
-3. ``_news`` is set exactly while ``__anext__`` has something to tell.
+3. Nobody waits in ``readers`` while ``__anext__`` has something to tell.
 """
 
 from collections.abc import Callable
 from types import TracebackType
 
-import trio
 from attrs import define, field, frozen
 
 from kvtrio.core.events import Finished, Output, Progress, Rejected, TokenOut
 from kvtrio.core.types import RequestId
+from kvtrio.engine.executor import ParkingLot, checkpoint
 
 NUM_OTHER_OUTPUTS = 3
 """One each of Started, Progress and Finished."""
@@ -51,12 +51,11 @@ class Handle:
     _ready_s: float | None = field(init=False, default=None)
     """Since when tokens do."""
     _ready: list[Output] = field(init=False, factory=list)
-    _news: trio.Event = field(init=False, factory=trio.Event)
+    readers: ParkingLot = field(init=False, factory=ParkingLot)
+    """Woken when there is something to tell; whoever reads several handles gives them one lot."""
     _is_finished: bool = field(init=False, default=False)
     _is_closed: bool = field(init=False, default=False)
     _is_stopped: bool = field(init=False, default=False)
-    on_news: Callable[[], None] | None = field(init=False, default=None)
-    """Called when there is something to tell, for one who reads several handles."""
 
     # --- the reader's side ---
 
@@ -65,7 +64,10 @@ class Handle:
 
     async def __anext__(self) -> tuple[Output, ...]:
         """Wait for outputs; raises ``EngineStopped`` if none can come any more."""
-        await self._news.wait()
+        if self._ready or self._has_ended:
+            await checkpoint()
+        while not (self._ready or self._has_ended):
+            await self.readers.park()
         if outputs := self.take_nowait():
             return outputs
         raise StopAsyncIteration
@@ -76,8 +78,6 @@ class Handle:
             self._ready.clear()
             self.note_unread()
             self._ready_s = None
-            if not self._has_ended:
-                self._news = trio.Event()
         elif self._is_stopped and not (self._is_finished or self._is_closed):
             raise EngineStopped
         return outputs
@@ -90,7 +90,7 @@ class Handle:
         self._ready.clear()
         self.note_unread()
         self._ready_s = None
-        self._tell()
+        self.readers.unpark_all()
         if not (self._is_finished or self._is_stopped):
             self._abort(self.request_id)
 
@@ -110,6 +110,11 @@ class Handle:
     @property
     def num_unread(self) -> int:
         return len(self._ready)
+
+    @property
+    def has_news(self) -> bool:
+        """``take_nowait`` has something to return or to raise."""
+        return bool(self._ready) or (self._is_stopped and not self.is_over)
 
     @property
     def is_over(self) -> bool:
@@ -132,7 +137,7 @@ class Handle:
         if self._ready_s is None and isinstance(output, TokenOut):
             self._ready_s = self._clock()
         assert len(self._ready) <= self.max_new_tokens + NUM_OTHER_OUTPUTS
-        self._tell()
+        self.readers.unpark_all()
 
     def note_unread(self) -> None:
         """Count the time for which tokens have been lying ready until now."""
@@ -142,9 +147,4 @@ class Handle:
     def stop(self) -> None:
         """The engine has ended; the reader gets what is left, then ``EngineStopped``."""
         self._is_stopped = True
-        self._tell()
-
-    def _tell(self) -> None:
-        self._news.set()
-        if self.on_news is not None:
-            self.on_news()
+        self.readers.unpark_all()

@@ -1,15 +1,19 @@
 """Core, open handles and observers: the one place where the engine meets the core.
 
-1. Everything here is synchronous but the two waits, so a task sees the core only between events.
-2. Outputs are handed out by the call that made them; records follow.
+1. The core is touched under ``_lock`` only: by the loop's tasks, for a moment, and between two
+   steps by whoever runs them, the model's own thread. So no step waits for the loop's turn.
+2. Handles, observers and all else belong to the loop. What the core says is queued under the lock,
+   whoever asked it, and handed out on the loop in that order.
 3. ``_has_input`` is set whenever the core was told something since the loop last waited.
-4. ``_is_idle`` is set exactly while the core has no work, and after the end.
+4. ``_is_idle`` is set exactly while no request lives, and after the end.
 """
 
+import threading
+from collections import deque
 from collections.abc import Callable
 
 import trio
-from attrs import define, field, frozen
+from attrs import define, field
 
 from kvtrio.core.admission import predicted_first_token_s, predicted_start_s
 from kvtrio.core.batch import Batch, Chunk, StepResult
@@ -18,49 +22,58 @@ from kvtrio.core.events import (
     Cached,
     Drain,
     Finished,
-    Gap,
+    Input,
     Output,
     Rejected,
     Submit,
     Tick,
     TokenOut,
 )
-from kvtrio.core.identity import effective
 from kvtrio.core.machine import Core, CoreStatistics
 from kvtrio.core.storage import TierMoves
-from kvtrio.core.types import GapCause, RequestId
+from kvtrio.core.types import RequestId
 from kvtrio.engine.handle import EngineStopped, Handle, Refused
-from kvtrio.engine.records import (
-    CostRecord,
-    Gaps,
-    Observer,
-    RequestRecord,
-    StepRecord,
-    breach_of,
-)
+from kvtrio.engine.live import Live, record_of
+from kvtrio.engine.records import CostRecord, Observer, RequestRecord, StepRecord, breach_of
 
 COST_EVERY = 1000
 """Steps between two reports of what they cost."""
 
 
-@frozen(eq=False)
-class _Live:
-    """What the engine keeps of an admitted request until it is finished."""
+@define(eq=False, kw_only=True)
+class _Stepped:
+    """A finished step, and the core right after it."""
 
-    handle: Handle
-    submit: Submit
-    gaps: Gaps = field(factory=Gaps)
+    batch: Batch
+    duration_s: float
+    num_waiting: int
+    num_running: int
+
+
+@define(eq=False)
+class _News:
+    """What the core said at one time."""
+
+    now: float
+    outputs: list[Output]
+    moves: TierMoves
+    stepped: _Stepped | None = None
 
 
 @define(eq=False)
 class Hub:
-    """See the module's rules. ``clock`` gives seconds; ``check`` runs after every change."""
+    """See the module's rules. ``clock`` gives seconds, in any thread; ``check`` runs after every
+    change."""
 
     _core: Core
     _observer: Observer
     _clock: Callable[[], float]
     _check: Callable[[Core], None]
-    _live: dict[RequestId, _Live] = field(init=False, factory=dict)
+    _lock: threading.Lock = field(init=False, factory=threading.Lock)
+    _news: deque[_News] = field(init=False, factory=deque)
+    _launched_s: float = field(init=False, default=0.0)
+    """When the step under way was decided."""
+    _live: dict[RequestId, Live] = field(init=False, factory=dict)
     _has_input: trio.Event = field(init=False, factory=trio.Event)
     _is_idle: trio.Event = field(init=False, factory=trio.Event)
     _has_stopped: bool = field(init=False, default=False)
@@ -75,18 +88,19 @@ class Hub:
         """Admit a request; raises ``Refused``, or ``EngineStopped`` after the end."""
         if self._has_stopped:
             raise EngineStopped
-        outputs = self._core.handle(submit, self._clock())
-        self._check(self._core)
+        with self._lock:
+            outputs = self._core.handle(submit, self._clock())
+            self._check(self._core)
         match outputs:
             case [Rejected() as rejected]:
                 self._observer.rejected(rejected)
                 raise Refused(rejected)
+        assert not outputs, "a request that is admitted has nothing to tell yet"
         longest = self._longest_answer(submit)
         handle = Handle(submit.request_id, longest, self._abort, self._clock)
-        self._live[submit.request_id] = _Live(handle, submit)
+        self._live[submit.request_id] = Live(handle, submit)
         if self._is_idle.is_set():
             self._is_idle = trio.Event()
-        self._hand_out(outputs)
         self._has_input.set()
         return handle
 
@@ -107,39 +121,44 @@ class Hub:
             self._abort(request_id)
 
     def _tell(self, event: Abort | Drain) -> None:
-        outputs = self._core.handle(event, self._clock())
-        self._check(self._core)
-        self._hand_out(outputs)
+        with self._lock:
+            self._take_in(event)
+        self.deliver()
         self._has_input.set()
 
     def statistics(self) -> CoreStatistics:
-        return self._core.statistics()
+        with self._lock:
+            return self._core.statistics()
 
     @property
     def is_idle(self) -> bool:
         return self._is_idle.is_set()
 
     def cost(self) -> CostRecord:
-        return CostRecord.of(self._core.cost)
+        with self._lock:
+            return CostRecord.of(self._core.cost)
 
     def predicted_start_s(self) -> float:
-        return predicted_start_s(self._core)
+        with self._lock:
+            return predicted_start_s(self._core)
 
     def predicted_first_token_s(self, num_prompt_tokens: int) -> float:
-        return predicted_first_token_s(self._core, num_prompt_tokens)
+        with self._lock:
+            return predicted_first_token_s(self._core, num_prompt_tokens)
 
     async def wait_idle(self) -> None:
         """Return when no request is waiting or running; at once after the engine's end."""
         await self._is_idle.wait()
-        while self._core.has_work and not self._has_stopped:
+        while self._live and not self._has_stopped:
             await self._is_idle.wait()  # somebody submitted before this task had its turn
 
     # --- the loop ---
 
     def schedule(self) -> Batch | None:
-        self._hand_out(self._core.handle(Tick(), self._clock()))
-        batch = self._core.schedule(self._clock())
-        self._check(self._core)
+        """Decide the first step; those after it are decided by ``follow``."""
+        with self._lock:
+            batch = self._plan()
+        self.deliver()
         return batch
 
     @property
@@ -152,32 +171,6 @@ class Hub:
         await self._has_input.wait()
         self._has_input = trio.Event()
 
-    def update(self, batch: Batch, result: StepResult, duration_s: float) -> None:
-        """Book a finished step, hand out what it brought, then report."""
-        num_decode_rows = sum(map(self._is_decode, batch.chunks))
-        outputs = self._core.update(batch, result, self._clock())
-        self._check(self._core)
-        self._hand_out(outputs)
-        self._report_step(batch, num_decode_rows, duration_s)
-
-    def _report_step(self, batch: Batch, num_decode_rows: int, duration_s: float) -> None:
-        core, num_prefill_tokens = self._core, batch.num_tokens - num_decode_rows
-        record = StepRecord(
-            step=batch.step,
-            num_chunks=len(batch.chunks),
-            num_prefill_tokens=num_prefill_tokens,
-            num_decode_rows=num_decode_rows,
-            num_waiting=len(core.waiting),
-            num_running=len(core.running),
-            duration_s=duration_s,
-            predicted_s=batch.predicted_s,
-            limit_s=batch.limit_s,
-            breach=breach_of(batch, num_prefill_tokens, core.config.block_size, duration_s),
-        )
-        self._observer.step(record)
-        if (batch.step + 1) % COST_EVERY == 0:
-            self._observer.cost(self.cost())
-
     def stop(self) -> None:
         """The loop has ended: wake all that wait, so that nobody waits for ever."""
         self._has_stopped = True
@@ -187,15 +180,53 @@ class Hub:
         if self._core.cost.num_observed:
             self._observer.cost(self.cost())
 
-    def _is_decode(self, chunk: Chunk) -> bool:
-        return chunk.start >= len(self._live[chunk.request_id].submit.token_ids)
+    # --- whoever runs the steps ---
 
-    # --- out ---
+    def follow(self, batch: Batch, result: StepResult, is_last: bool) -> Batch | None:
+        """Book a finished step and decide the next, unless that was the last. In any thread."""
+        with self._lock:
+            now, core = self._clock(), self._core
+            outputs = core.update(batch, result, now)
+            self._check(core)
+            stepped = _Stepped(
+                batch=batch,
+                duration_s=now - self._launched_s,
+                num_waiting=len(core.waiting),
+                num_running=len(core.running),
+            )
+            self._news.append(_News(now, outputs, core.cache.take_moves(), stepped))
+            return None if is_last else self._plan()
 
-    def _hand_out(self, outputs: list[Output]) -> None:
+    # --- under the lock ---
+
+    def _plan(self) -> Batch | None:
+        self._take_in(Tick())
+        batch = self._core.schedule(self._clock())
+        self._check(self._core)
+        self._launched_s = self._clock()
+        return batch
+
+    def _take_in(self, event: Input) -> None:
         now = self._clock()
+        outputs = self._core.handle(event, now)
+        self._check(self._core)
+        if outputs:
+            self._news.append(_News(now, outputs, self._core.cache.take_moves()))
+
+    # --- out, on the loop ---
+
+    def deliver(self) -> None:
+        """Hand out what has happened."""
+        while self._news:
+            self._tell_readers(self._news.popleft())
+        if not self._live:
+            self._is_idle.set()
+
+    def _tell_readers(self, news: _News) -> None:
         records: list[RequestRecord] = []
-        for output in outputs:
+        chunks = news.stepped.batch.chunks if news.stepped else ()
+        num_decode_rows = sum(map(self._is_decode, chunks))
+        for output in news.outputs:
             live = self._live[output.request_id]
             if isinstance(output, Cached):
                 # Its numbers reach the reader with the next Progress.
@@ -203,54 +234,36 @@ class Hub:
                 continue
             live.handle.push(output)
             if isinstance(output, TokenOut):
-                live.gaps.add(now)
+                live.gaps.add(news.now)
             elif isinstance(output, Finished):
                 del self._live[output.request_id]
-                records.append(_record(output, live))
-        if not self._core.has_work:
-            self._is_idle.set()
+                records.append(record_of(output, live))
         for record in records:
             self._observer.request(record)
-        if (moves := self._core.cache.take_moves()) != TierMoves():
-            self._observer.moved(moves)
+        if news.moves != TierMoves():
+            self._observer.moved(news.moves)
+        if news.stepped is not None:
+            self._report_step(news.stepped, num_decode_rows)
 
+    def _is_decode(self, chunk: Chunk) -> bool:
+        return chunk.start >= len(self._live[chunk.request_id].submit.token_ids)
 
-def _record(finished: Finished, live: _Live) -> RequestRecord:
-    submit = live.submit
-    p50, p99, longest = live.gaps.percentiles(0.5, 0.99, 1.0)
-    return RequestRecord(
-        request_id=finished.request_id,
-        reason=finished.reason,
-        stopped_by_text=finished.stopped_by_text,
-        place=finished.place,
-        num_prompt_tokens=finished.num_prompt_tokens,
-        num_cached_tokens=finished.num_cached_tokens,
-        num_computed_tokens=finished.num_computed_tokens,
-        num_generated_tokens=0 if submit.is_silent else finished.num_generated_tokens,
-        queue_s=finished.queue_s,
-        prefill_s=finished.prefill_s,
-        decode_s=finished.decode_s,
-        gap_p50_s=p50,
-        gap_p99_s=p99,
-        gap_max_s=longest,
-        gaps_s=live.gaps.ascending(),
-        cache=finished.cache,
-        retain=submit.retain,
-        adapters=effective(submit.segments[-1].adapters),
-        session=submit.session,
-        purpose=submit.purpose,
-        num_recalled_tokens=submit.num_recalled_tokens,
-        is_copy=submit.is_copy,
-        num_recomputed_tokens=finished.num_recomputed_tokens,
-        num_preemptions=finished.num_preemptions,
-        longest_gap=_longest_gap(finished, live.handle),
-    )
-
-
-def _longest_gap(finished: Finished, handle: Handle) -> Gap | None:
-    """Between two tokens as the reader saw them: a reader that does not read is a cause, too."""
-    gap = finished.longest_gap
-    handle.note_unread()
-    if gap is not None and handle.longest_unread_s > gap.seconds:
-        return Gap(handle.longest_unread_s, GapCause.READER, 0)
-    return gap
+    def _report_step(self, stepped: _Stepped, num_decode_rows: int) -> None:
+        batch, duration_s = stepped.batch, stepped.duration_s
+        num_prefill_tokens = batch.num_tokens - num_decode_rows
+        block_size = self._core.config.block_size
+        record = StepRecord(
+            step=batch.step,
+            num_chunks=len(batch.chunks),
+            num_prefill_tokens=num_prefill_tokens,
+            num_decode_rows=num_decode_rows,
+            num_waiting=stepped.num_waiting,
+            num_running=stepped.num_running,
+            duration_s=duration_s,
+            predicted_s=batch.predicted_s,
+            limit_s=batch.limit_s,
+            breach=breach_of(batch, num_prefill_tokens, block_size, duration_s),
+        )
+        self._observer.step(record)
+        if (batch.step + 1) % COST_EVERY == 0:
+            self._observer.cost(self.cost())

@@ -1,9 +1,9 @@
 """The step loop.
 
-1. Each batch that was scheduled is stepped, and its answer booked, before anything else happens to
-   the loop: cancellation is looked for only between steps, so the core is never left half-way.
-2. While a step runs, other tasks do: they read the last step's outputs, submit and abort. That is
-   their turn: the loop gives no further one, since the model would idle through it.
+1. Each batch that was scheduled is stepped, and its answer booked, before the loop ends: a
+   cancellation makes the step under way the last, so the core is never left half-way.
+2. While a step runs, other tasks do: they read the last step's outputs, submit and abort. The loop
+   itself sleeps while step follows step; it decides the first, and waits when there is none.
 3. A step that raises ends the loop, and with it the engine. There is no second try: what the
    backend holds is unknown.
 """
@@ -33,6 +33,4 @@ async def run_steps(hub: Hub, executor: Executor) -> None:
         if batch is None:
             await _wait(hub)
             continue
-        started_s = trio.current_time()
-        result = await executor.step(batch)
-        hub.update(batch, result, trio.current_time() - started_s)
+        await executor.run(batch, hub)

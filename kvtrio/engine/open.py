@@ -12,7 +12,7 @@ from kvtrio.core import invariants
 from kvtrio.core.events import Submit
 from kvtrio.core.machine import Core, CoreStatistics
 from kvtrio.core.types import RequestId
-from kvtrio.engine.executor import Executor
+from kvtrio.engine.executor import Executor, thread_safe_clock
 from kvtrio.engine.group import HandleGroup
 from kvtrio.engine.handle import EngineStopped, Handle, Refused
 from kvtrio.engine.hub import Hub
@@ -101,7 +101,7 @@ async def open_engine(
     the engine raise ``EngineStopped``. ``paranoid`` checks the core's invariants after each change.
     """
     check = invariants.check if paranoid else _trust
-    hub = Hub(core, observer, trio.current_time, check)
+    hub = Hub(core, observer, thread_safe_clock(), check)
     try:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(run_steps, hub, executor, name="engine loop")

@@ -8,6 +8,7 @@ is checked again when an event is made.
 import hashlib
 from collections.abc import Callable
 from enum import Enum
+from functools import cached_property
 from types import NoneType, UnionType
 from typing import (
     Any,
@@ -38,7 +39,7 @@ class Level(Enum):
     WARNING = "warning"
     ERROR = "error"
 
-    @property
+    @cached_property
     def rank(self) -> int:
         """Larger is louder."""
         return list(Level).index(self)

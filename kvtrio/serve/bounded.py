@@ -18,6 +18,7 @@ is pinned; the tests fail when they move.
 """
 
 import logging
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -28,6 +29,7 @@ from attrs import define, field
 from hypercorn.events import Closed, Event, RawData, Updated
 from hypercorn.trio.tcp_server import MAX_RECV, TCPServer
 
+from kvtrio.engine.executor import checkpoint, checkpoint_if_cancelled
 from kvtrio.serve.one_protocol import one_protocol, wants_rest
 
 log = logging.getLogger(__name__)
@@ -36,6 +38,8 @@ CLASS_NAME = "TCPServer"
 """Under which ``hypercorn.trio.run`` looks up what to build for a connection."""
 PIECE_BYTES = 65536
 """The limit is for a piece, not a body: a slow but steady reader is not a stalled one."""
+SMALL_BYTES, TURN_EVERY = 4096, 16
+"""A connection holds the loop for so many small writes in a row, if its application never waits."""
 
 
 @define(eq=False)
@@ -74,6 +78,7 @@ class BoundedTCPServer(TCPServer):
     patience = Patience(30.0)
     _has_ended = False
     """Nothing more is read."""
+    _num_writes = 0
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -145,13 +150,43 @@ class BoundedTCPServer(TCPServer):
 
     async def _write(self, data: bytes) -> bool:
         """Return True if the peer took all of it, every piece in time."""
-        # The lock stays outside the shield: for a generator that only yields it is the one
-        # checkpoint at which its client's leaving can reach it.
-        async with self.send_lock:
-            for start in range(0, len(data), PIECE_BYTES):
-                if not await self._write_piece(data[start : start + PIECE_BYTES]):
-                    return False
+        # Outside the shield: for a generator that only yields it is the one checkpoint at which
+        # its client's leaving can reach it.
+        await self._give_turn(len(data))
+        try:
+            self.send_lock.acquire_nowait()
+        except trio.WouldBlock:
+            await self.send_lock.acquire()
+        try:
+            return await self._write_all(data)
+        finally:
+            self.send_lock.release()
+
+    async def _give_turn(self, num_bytes: int) -> None:
+        """Let other tasks run, but not for each token of a stream, which waits for the next."""
+        self._num_writes += 1
+        if num_bytes > SMALL_BYTES or self._num_writes % TURN_EVERY == 0:
+            await checkpoint()
+        else:
+            await checkpoint_if_cancelled()
+
+    async def _write_all(self, data: bytes) -> bool:
+        start = self._write_now(data)
+        while start < len(data):
+            if not await self._write_piece(data[start : start + PIECE_BYTES]):
+                return False
+            start += PIECE_BYTES
         return True
+
+    def _write_now(self, data: bytes) -> int:
+        """Write what the system takes at once, mostly all: no shield, no limit and no turn is
+        needed for that. Returns how much it was."""
+        if not isinstance(self.stream, trio.SocketStream):
+            return 0
+        try:
+            return os.write(self.stream.socket.fileno(), data[:PIECE_BYTES])
+        except OSError:  # the reader is behind, or has gone: the long way finds out
+            return 0
 
     async def _write_piece(self, piece: bytes) -> bool:
         try:

@@ -3,7 +3,7 @@
 The one source of every answer; the dialects turn its deltas into frames, or its end into a body.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 import trio
 from attrs import define, field, frozen
@@ -113,17 +113,18 @@ class Generation:
                 self._listener.on_leave(choice)
 
     def _advance(self, outputs: tuple[Output, ...], now: float) -> list[Delta]:
+        if len(self.choices) == 1:
+            return self._advance_choice(self.choices[outputs[0].request_id], outputs, now)
         by_request: dict[RequestId, list[Output]] = {}
         for output in outputs:
             by_request.setdefault(output.request_id, []).append(output)
         deltas: list[Delta] = []
         for request_id, mine in by_request.items():
-            choice = self.choices[request_id]
-            choice.now_s = now
-            deltas += self._advance_choice(choice, mine)
+            deltas += self._advance_choice(self.choices[request_id], mine, now)
         return deltas
 
-    def _advance_choice(self, choice: Choice, outputs: list[Output]) -> list[Delta]:
+    def _advance_choice(self, choice: Choice, outputs: Sequence[Output], now: float) -> list[Delta]:
+        choice.now_s = now
         deltas: list[Delta] = []
         for output in outputs:
             if isinstance(output, Started):

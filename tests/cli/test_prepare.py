@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from kvtrio.cli.announce import is_local
-from kvtrio.cli.prepare import backend_settings, choose_context, find_model, read_keys
+from kvtrio.cli.backend import backend_settings
+from kvtrio.cli.prepare import choose_context, find_model, read_keys
 from kvtrio.config import (
     ConfigError,
     HttpOptions,

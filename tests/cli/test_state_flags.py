@@ -11,13 +11,9 @@ from harness.serving import served_model
 from kvtrio.backends.base import BackendInfo, BackendSettings
 from kvtrio.cli import exits, main
 from kvtrio.cli.adapters import parse_adapter, read_adapters, wanted_adapters
+from kvtrio.cli.backend import backend_settings, default_cache_ram
 from kvtrio.cli.identity import key_maker
-from kvtrio.cli.prepare import (
-    backend_settings,
-    core_config,
-    default_cache_ram,
-    split_purposes,
-)
+from kvtrio.cli.prepare import core_config, split_purposes
 from kvtrio.config import (
     AdapterSettings,
     ConfigError,
@@ -225,9 +221,12 @@ def test_state_is_known_by_all_that_it_depends_on() -> None:
         key_maker(bytes(32), b"weights", spec, facts, evolve(settings, dtype="f32")),
         key_maker(bytes(32), b"weights", spec, facts, evolve(settings, device="cuda")),
         key_maker(bytes(32), b"weights", spec, facts, evolve(settings, block_size=32)),
+        key_maker(bytes(32), b"weights", spec, facts, evolve(settings, key_type="q8_0")),
+        key_maker(bytes(32), b"weights", spec, facts, evolve(settings, value_type="q8_0")),
+        key_maker(bytes(32), b"weights", spec, evolve(facts, numerics="avx2"), settings),
     ]
     one = key_maker(bytes(32), b"weights", spec, facts, settings)
     assert one == key_maker(bytes(32), b"weights", spec, facts, settings)
-    assert len({each.root for each in (one, *others)}) == 7
+    assert len({each.root for each in (one, *others)}) == 10
     secret = key_maker(bytes(31) + b"\1", b"weights", spec, facts, settings)
     assert secret.root_key() != one.root_key()

@@ -1,6 +1,7 @@
 """The model thread: one thread, from building to closing."""
 
 import threading
+from collections.abc import Callable
 
 import pytest
 import trio
@@ -12,6 +13,27 @@ from kvtrio.core.batch import Batch, StepResult
 from kvtrio.engine.executor import VirtualExecutor, open_thread_executor
 
 EMPTY = Batch(0, ())
+
+
+@define(eq=False)
+class Laps:
+    """A ``Course`` of so many equal steps, which notes what it is told and where."""
+
+    num_left: int = 1
+    lasts: list[bool] = field(factory=list)
+    threads: list[tuple[str, int]] = field(factory=list)
+    on_follow: Callable[[], None] = lambda: None
+
+    def follow(self, batch: Batch, result: StepResult, is_last: bool) -> Batch | None:
+        assert result == StepResult(())
+        self.threads.append(("follow", threading.get_ident()))
+        self.lasts.append(is_last)
+        self.on_follow()
+        self.num_left -= 1
+        return batch if self.num_left and not is_last else None
+
+    def deliver(self) -> None:
+        self.threads.append(("deliver", threading.get_ident()))
 
 
 class Broken(Exception):
@@ -39,6 +61,13 @@ class Recorder:
         self.note("step")
         return StepResult(())
 
+    def load_adapter(self, data: object) -> int:
+        self.note("load")
+        return 1
+
+    def unload_adapter(self, adapter_id: int) -> None:
+        self.note("unload")
+
     def close(self) -> None:
         self.note("close")
 
@@ -57,7 +86,7 @@ async def test_the_backend_lives_on_one_thread_of_its_own() -> None:
     async with open_thread_executor(backend.build) as executor:
         assert executor.info == "facts"
         for _ in range(20):
-            assert await executor.step(EMPTY) == StepResult(())
+            await executor.run(EMPTY, Laps())
         (thread,) = model_threads()
     assert backend.calls == ["build", *["step"] * 20, "close"]
     assert {ident for _, ident in backend.threads} == {thread.ident}
@@ -78,23 +107,59 @@ async def test_errors_come_out_where_they_belong(fails: str, calls: list[str]) -
     backend = Recorder(fails=frozenset({fails}))
     with pytest.raises(Broken, match=fails):
         async with open_thread_executor(backend.build) as executor:
-            await executor.step(EMPTY)
+            await executor.run(EMPTY, Laps())
     assert backend.calls == calls
     assert model_threads() == []
 
 
-async def test_a_started_step_returns_although_its_caller_was_cancelled() -> None:
-    """Its answer arrives; the cancellation comes at the next checkpoint."""
-    backend = Recorder()
-    answers: list[StepResult] = []
+async def test_step_follows_step_on_the_thread_and_is_told_on_the_loop() -> None:
+    """The loop's task is not needed between two steps; the last step is told before it goes on."""
+    backend, laps = Recorder(), Laps(num_left=5)
+    async with open_thread_executor(backend.build) as executor:
+        await executor.run(EMPTY, laps)
+        (thread,) = model_threads()
+        assert laps.threads[-1] == ("deliver", threading.get_ident())
+    assert backend.calls == ["build", *["step"] * 5, "close"]
+    assert laps.threads.count(("follow", thread.ident or 0)) == 5
+    assert ("deliver", thread.ident) not in laps.threads
+
+
+async def test_a_cancelled_run_ends_with_the_step_under_way() -> None:
+    """Its answer is booked as the last; the cancellation comes at the next checkpoint."""
+    backend, laps = Recorder(), Laps(num_left=5)
     async with open_thread_executor(backend.build) as executor:
         with trio.CancelScope() as scope:
             scope.cancel()
-            answers.append(await executor.step(EMPTY))
+            await executor.run(EMPTY, laps)
             await trio.lowlevel.checkpoint()
-            answers.append(await executor.step(EMPTY))
+            await executor.run(EMPTY, laps)
     assert scope.cancelled_caught
-    assert len(answers) == 1
+    assert laps.lasts in ([True], [False, True])  # the thread may have been faster
+
+
+async def test_other_calls_have_their_turn_between_two_steps() -> None:
+    """An adapter is loaded while one step follows the other, without end."""
+    backend = Recorder()
+    laps = Laps(num_left=1_000_000_000)
+    async with open_thread_executor(backend.build) as executor, trio.open_nursery() as nursery:
+        nursery.start_soon(executor.run, EMPTY, laps)
+        assert await executor.load_adapter("data") == 1
+        nursery.cancel_scope.cancel()
+    assert backend.calls.count("load") == 1
+    assert len({ident for _, ident in backend.threads}) == 1
+
+
+async def test_a_broken_course_is_raised_where_it_was_begun() -> None:
+    """What booking raises ends the run like what a step raises."""
+
+    def broken() -> None:
+        raise Broken
+
+    backend = Recorder()
+    async with open_thread_executor(backend.build) as executor:
+        with pytest.raises(Broken):
+            await executor.run(EMPTY, Laps(num_left=3, on_follow=broken))
+    assert backend.calls == ["build", "step", "close"]
 
 
 async def test_a_cancelled_block_still_closes_on_the_thread() -> None:
@@ -120,7 +185,7 @@ async def test_the_thread_is_the_same_whoever_else_uses_threads() -> None:
         for _ in range(3):
             nursery.start_soon(other_user)
         for _ in range(50):
-            await executor.step(EMPTY)
+            await executor.run(EMPTY, Laps())
         nursery.cancel_scope.cancel()
     assert len({ident for _, ident in backend.threads}) == 1
 
@@ -131,5 +196,5 @@ async def test_a_virtual_step_takes_its_cost_even_when_cancelled(
     """As on the thread: a started step ends, and so does the time it takes."""
     executor = VirtualExecutor(SimSettings().backend(), cost=lambda batch: 0.25)
     with trio.move_on_after(0.1):
-        await executor.step(EMPTY)
+        await executor.run(EMPTY, Laps(num_left=3))
     assert trio.current_time() == pytest.approx(0.25)

@@ -18,6 +18,7 @@ from harness.virtual import (
     script,
     sim_stack,
 )
+from kvtrio.backends.sim import SimBackend
 from kvtrio.core.batch import Batch, StepResult
 from kvtrio.core.events import Progress, Started, TokenOut
 from kvtrio.core.sampling import SamplingParams
@@ -129,14 +130,14 @@ async def test_joining_and_leaving_at_random_changes_nobodys_tokens(
 
 @define
 class Log:
-    """Executor that notes each batch and when it was launched."""
+    """Backend that notes each batch and when it was launched."""
 
-    inner: VirtualExecutor
+    inner: SimBackend
     batches: list[tuple[float, Batch]] = field(factory=list)
 
-    async def step(self, batch: Batch) -> StepResult:
+    def step(self, batch: Batch) -> StepResult:
         self.batches.append((trio.current_time(), batch))
-        return await self.inner.step(batch)
+        return self.inner.step(batch)
 
 
 @frozen
@@ -147,9 +148,9 @@ class Arrival:
 
 async def decisions(arrivals: list[Arrival]) -> list[tuple[float, Batch]]:
     settings = SimSettings(max_batch_tokens=16)
-    log = Log(VirtualExecutor(settings.backend(), settings.cost))
-    core = settings.core()
-    async with open_engine(core, log, Records()) as engine, trio.open_nursery() as readers:
+    log = Log(settings.backend())
+    core, executor = settings.core(), VirtualExecutor(log, settings.cost)
+    async with open_engine(core, executor, Records()) as engine, trio.open_nursery() as readers:
         stack = SimStack(engine, core, settings.backend(), Records(), settings)
         for arrival in arrivals:
             await trio.sleep_until(arrival.when)

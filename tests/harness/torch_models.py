@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import gguf
 import numpy as np
@@ -227,6 +228,9 @@ class RandomFile:
     def dequantise(self, name: str) -> np.ndarray:
         return self.arrays[name]
 
+    def raw(self, name: str) -> np.ndarray:
+        return self.arrays[name].reshape(-1).view(np.uint8)
+
 
 def random_file(model: ModelSpec, seed: int = 0) -> RandomFile:
     """Weights of a size that keeps activations near one and attention far from uniform."""
@@ -250,7 +254,8 @@ class Driver:
     """Gives requests blocks and slots and steps a backend; one shuffled free list per group when
     ``rng`` is given, so that no two groups agree on an id and no table is in order."""
 
-    backend: TorchBackend
+    backend: Any
+    """A backend with ``logits``."""
     rng: Random | None = None
     tables: dict[int, list[list[BlockId]]] = field(factory=dict)
     free: list[list[BlockId]] = field(factory=list)
@@ -285,7 +290,7 @@ class Driver:
 
     def logprobs(self, *chunks: Chunk) -> torch.Tensor:
         """Log-probabilities after each sampled chunk, float32 [M, vocab]."""
-        return torch.log_softmax(self.backend.logits(Batch(0, chunks)), -1)
+        return torch.log_softmax(torch.as_tensor(self.backend.logits(Batch(0, chunks))), -1)
 
     def tokens(self, *chunks: Chunk) -> list[int | None]:
         """The chosen token of each chunk."""

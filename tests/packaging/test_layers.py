@@ -37,7 +37,7 @@ class Rule:
 
 FILE_TOOLS = ("attrs", "blake3", "gguf", "jinja2", "msgspec", "numpy", "tokenizers", "tqdm")
 RULES = {
-    "kvtrio.core": Rule((), ("attrs",), CLOCKS_AND_IO),
+    "kvtrio.core": Rule((), ("attrs", "msgspec"), CLOCKS_AND_IO),
     "kvtrio.schedulers": Rule(("kvtrio.core",), ("attrs",), CLOCKS_AND_IO),
     "kvtrio.model": Rule(("kvtrio.core.types", "kvtrio.core.events"), FILE_TOOLS),
     "kvtrio.kernels": Rule((), ("torch", "triton", "numpy")),
@@ -56,8 +56,10 @@ RULES = {
         ("attrs", "hypercorn", "msgspec", "quart", "quart_trio", "trio", "werkzeug"),
         frozenset({"asyncio"}),
     ),
+    "kvtrio.bench": Rule((), ("attrs", "trio"), frozenset({"asyncio"})),
     "kvtrio.plugins": Rule(),
-    "kvtrio.config": Rule((), ("attrs", "cyclopts")),
+    "kvtrio.config": Rule(("kvtrio.config_model",), ("attrs", "cyclopts")),
+    "kvtrio.config_model": Rule((), ("attrs", "cyclopts")),
     "kvtrio.__main__": Rule(("kvtrio.cli",)),
 }
 ANYTHING = ("kvtrio.cli",)

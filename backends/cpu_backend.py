@@ -1,0 +1,229 @@
+"""Backend ``cpu``: compiled kernels, weights as the file has them, one native call per step."""
+
+import ctypes
+from typing import Self
+
+import numpy as np
+from attrs import evolve, frozen
+from numpy.typing import NDArray
+
+from kvtrio.backends.base import BackendError, BackendInfo, BackendSettings
+from kvtrio.backends.cpu_adapters import CpuAdapters
+from kvtrio.backends.cpu_memory import (
+    BlockSize,
+    activation_bytes,
+    block_sizes,
+    core_groups,
+    make_caches,
+    pool_bytes,
+)
+from kvtrio.backends.cpu_model import Limits, NativeModel, Stored, make_model
+from kvtrio.backends.cpu_native import Native, floats_at
+from kvtrio.backends.cpu_sampling import RowPlan, plan_rows, sample_rows
+from kvtrio.backends.cpu_step import StepWriter
+from kvtrio.backends.cpu_weights import (
+    MatrixPlan,
+    TensorFile,
+    load_weights,
+    passing_bytes,
+    plan_matrices,
+    weight_bytes,
+)
+from kvtrio.backends.groups import LayerGroup, host_blocks, layer_groups
+from kvtrio.backends.memory import (
+    Needs,
+    ram_available,
+    require_memory,
+    require_room,
+    shrunk_host_bytes,
+)
+from kvtrio.core.batch import Batch, Copy, StepResult
+from kvtrio.kernels import cpu_abi as abi
+from kvtrio.model.adapters import AdapterData
+from kvtrio.model.spec import ModelSpec
+
+
+@frozen(eq=False)
+class _Parts:
+    """What a loaded backend consists of."""
+
+    info: BackendInfo
+    native: Native
+    model: NativeModel
+    writer: StepWriter
+    adapters: CpuAdapters
+    logits: NDArray[np.float32]
+    """[max_sampled, V]: where every step leaves them."""
+
+
+@frozen(eq=False)
+class _Plan:
+    """How a model will lie in memory; nothing is allocated yet."""
+
+    matrices: tuple[MatrixPlan, ...]
+    groups: tuple[LayerGroup, ...]
+    sizes: tuple[BlockSize, ...]
+
+
+class CpuBackend:
+    """Implements ``Backend``; make one with ``load``."""
+
+    def __init__(self, parts: _Parts) -> None:
+        self._parts: _Parts | None = parts
+
+    @classmethod
+    def load(cls, file: TensorFile, spec: ModelSpec, settings: BackendSettings) -> Self:
+        """Pack the weights and set up the KV memory. ``file`` is not needed afterwards.
+
+        Raises BackendError where the kernels are missing or do not have what is asked for, and,
+        before it allocates anything large, for too little memory; ModelFileError for damaged
+        weights.
+        """
+        if settings.device != "cpu":
+            raise BackendError(f"backend cpu does not compute on device {settings.device!r}")
+        native = Native.open(settings.num_threads)
+        try:
+            return cls(_load(native, file, spec, settings))
+        except BaseException:
+            native.close()
+            raise
+
+    @property
+    def info(self) -> BackendInfo:
+        return self._open().info
+
+    def step(self, batch: Batch) -> StepResult:
+        """See ``Backend.step``. Raises FloatingPointError when the logits are not finite."""
+        parts = self._open()
+        rows = [chunk.sample for chunk in batch.chunks if chunk.sample is not None]
+        plans = plan_rows(rows, parts.info.vocab_size)
+        self._run(batch, plans)
+        answers, step = parts.writer.answers, parts.writer.step
+        if not answers.is_finite[: len(rows)].all():
+            raise FloatingPointError("the forward pass produced logits that are not finite")
+        if not rows:
+            return StepResult((None,) * len(batch.chunks))
+        sampled = sample_rows(plans, answers.candidates(step, parts.logits))
+        if len(rows) == len(batch.chunks):
+            return StepResult(sampled)
+        each = iter(sampled)
+        return StepResult(tuple(next(each) if chunk.sample else None for chunk in batch.chunks))
+
+    def logits(self, batch: Batch) -> NDArray[np.float32]:
+        """Run a step without choosing: raw logits of the sampled rows, [M, vocab], a copy."""
+        rows = [chunk.sample for chunk in batch.chunks if chunk.sample is not None]
+        plans = [RowPlan(row, None, 0, 1) for row in rows]
+        self._run(batch, plans)
+        return self._open().logits[: len(rows)].copy()
+
+    def load_adapter(self, data: AdapterData) -> int:
+        """See ``Backend.load_adapter``."""
+        adapters = self._open().adapters
+        require_room(data.num_bytes, ram_available())
+        return adapters.load(data)
+
+    def unload_adapter(self, adapter_id: int) -> None:
+        """See ``Backend.unload_adapter``. Raises KeyError for an unknown handle."""
+        self._open().adapters.unload(adapter_id)
+
+    def close(self) -> None:
+        """Give threads and memory back. Idempotent; no other call may follow."""
+        if self._parts is not None:
+            parts, self._parts = self._parts, None
+            parts.adapters.close()
+            parts.native.cdll.kvt_model_free(parts.model.handle)
+            parts.native.close()
+
+    def _open(self) -> _Parts:
+        if self._parts is None:
+            raise RuntimeError("the backend is closed")
+        return self._parts
+
+    def _run(self, batch: Batch, plans: list[RowPlan]) -> None:
+        parts = self._open()
+        if not batch.chunks:
+            for copy in batch.copies:
+                _copy(parts, copy)
+            return
+        step = parts.writer.write(batch, plans, parts.adapters.loaded)
+        parts.native.check(parts.native.cdll.kvt_step_run(parts.model.handle, ctypes.byref(step)))
+
+
+def _copy(parts: _Parts, copy: Copy) -> None:
+    """In a step without rows, which the native side does not know."""
+    source = parts.writer.place(copy.source, copy.source_tier)
+    target = parts.writer.place(copy.target, copy.target_tier)
+    for cache in parts.model.stored.caches:
+        if cache.group == copy.group:
+            alone = abi.Cache.from_buffer_copy(cache)
+            alone.group = 0
+            parts.native.check(
+                parts.native.cdll.kvt_cache_copy(alone, source, target, copy.num_tokens)
+            )
+
+
+def _load(native: Native, file: TensorFile, spec: ModelSpec, settings: BackendSettings) -> _Parts:
+    groups = layer_groups(spec)
+    plan = _Plan(plan_matrices(native, file, spec), groups, block_sizes(native, groups, settings))
+    fitting = _with_room(plan, spec, settings)
+    info = evolve(
+        _info(native, plan, spec, fitting),
+        host_is_short=fitting.host_bytes < settings.host_bytes,
+    )
+    stored = Stored(
+        load_weights(native, file, spec, plan.matrices),
+        make_caches(native, groups, settings, info.num_blocks + info.num_host_blocks),
+    )
+    limits = Limits(
+        max_rows=settings.max_rows,
+        max_sampled=min(settings.max_sampled, settings.max_rows),
+        max_context=settings.max_context,
+    )
+    try:
+        model = make_model(native, spec, stored, limits)
+    except MemoryError:
+        raise BackendError("not enough memory for the activations of a step") from None
+    address = native.cdll.kvt_model_logits(model.handle)
+    return _Parts(
+        info=info,
+        native=native,
+        model=model,
+        writer=StepWriter(len(groups), 0 if info.is_unified else info.num_blocks, limits),
+        adapters=CpuAdapters(native, model, spec),
+        logits=floats_at(address, (limits.max_sampled, spec.vocab_size)),
+    )
+
+
+def _with_room(plan: _Plan, spec: ModelSpec, settings: BackendSettings) -> BackendSettings:
+    """The settings, with the RAM that may be taken. Raises BackendError where it is too little."""
+    weights = weight_bytes(plan.matrices, spec) + passing_bytes(plan.matrices)
+    needs = Needs(
+        weights=weights + activation_bytes(spec, settings),
+        pools=pool_bytes(plan.groups, plan.sizes, settings.num_blocks),
+        host=settings.host_bytes,
+    )
+    available = ram_available()
+    if settings.host_may_shrink:
+        needs = evolve(needs, host=shrunk_host_bytes(needs, available))
+    require_memory(needs, available)
+    return evolve(settings, host_bytes=needs.host)
+
+
+def _info(native: Native, plan: _Plan, spec: ModelSpec, settings: BackendSettings) -> BackendInfo:
+    groups = core_groups(plan.groups, plan.sizes, settings.block_size)
+    num_host_blocks = host_blocks(groups, settings)
+    num_blocks = settings.num_blocks + num_host_blocks
+    return BackendInfo(
+        name="cpu",
+        groups=groups,
+        block_size=settings.block_size,
+        num_blocks=settings.num_blocks,
+        num_host_blocks=num_host_blocks,
+        is_unified=settings.is_unified is not False,
+        vocab_size=spec.vocab_size,
+        max_context=settings.max_context,
+        pool_bytes=pool_bytes(plan.groups, plan.sizes, num_blocks),
+        weight_bytes=weight_bytes(plan.matrices, spec),
+        numerics=native.isa,
+        num_converted=sum(each.kept != each.stored for each in plan.matrices),
+    )

@@ -1,0 +1,71 @@
+// What happens to finished products: bias, accumulation, gates.
+#pragma once
+
+#include <cstring>
+
+#include "lanes.hpp"
+#include "matrix.hpp"
+#include "vector_math.hpp"
+
+namespace kvt {
+
+// x / (1 + 2^-u); NaN stays NaN.
+inline Floats times_sigmoid(Floats x, Floats u) {
+  const Floats power = exp2(min(Floats::all(126.0f), Floats::zero() - u));
+  return x / (Floats::all(1.0f) + power);
+}
+
+inline Floats silu(Floats x) { return times_sigmoid(x, x * Floats::all(kLog2E)); }
+
+// x / 2 (1 + tanh(u)) = x / (1 + e^-2u), u = sqrt(2 / pi) (x + 0.044715 x^3).
+inline Floats gelu_tanh(Floats x) {
+  const Floats cubed = fma(x * x * x, Floats::all(0.044715f), x);
+  return times_sigmoid(x, cubed * Floats::all(2.0f * 0.7978845608f * kLog2E));
+}
+
+inline Floats activate(Floats x, int32_t activation) {
+  if (activation == kSilu) return silu(x);
+  return activation == kGeluTanh ? gelu_tanh(x) : x;
+}
+
+// Call change(place, count) for sixteen values at a time; the last count may be smaller.
+template <class Change>
+inline void for_lanes(int64_t count, Change change) {
+  for (int64_t i = 0; i < count; i += kLanes) {
+    change(i, static_cast<int>(count - i < kLanes ? count - i : kLanes));
+  }
+}
+
+inline Floats load_some(const float* source, int count) {
+  if (count == kLanes) return Floats::load(source);
+  float values[kLanes] = {};
+  std::memcpy(values, source, static_cast<size_t>(count) * sizeof(float));
+  return Floats::load(values);
+}
+
+inline void store_some(Floats value, float* target, int count) {
+  if (count == kLanes) return value.store(target);
+  float values[kLanes];
+  value.store(values);
+  std::memcpy(target, values, static_cast<size_t>(count) * sizeof(float));
+}
+
+inline void gate_values(float* up, const float* gate, int64_t count, int32_t activation) {
+  for_lanes(count, [&](int64_t i, int n) {
+    const Floats active = activate(load_some(gate + i, n), activation);
+    store_some(active * load_some(up + i, n), up + i, n);
+  });
+}
+
+// sums [count] to out, with bias (or null) and, if asked, what was there.
+inline void finish(const float* sums, const float* bias, bool accumulate, int64_t count,
+                   float* out) {
+  for_lanes(count, [&](int64_t i, int n) {
+    Floats value = load_some(sums + i, n);
+    if (bias) value = value + load_some(bias + i, n);
+    if (accumulate) value = value + load_some(out + i, n);
+    store_some(value, out + i, n);
+  });
+}
+
+}  // namespace kvt

@@ -1,0 +1,28 @@
+"""What runs the steps of a model, and what decides them, see of each other."""
+
+from typing import Any, Protocol
+
+from kvtrio.core.batch import Batch, StepResult
+
+
+class Course(Protocol):
+    """Decides what is computed, step by step; ``Hub`` is one."""
+
+    def follow(self, batch: Batch, result: StepResult, is_last: bool) -> Batch | None:
+        """Book ``batch`` and return the next one, if there is one; none if this is the last.
+        Called in any thread."""
+        ...
+
+    def deliver(self) -> None:
+        """Tell what was booked. Called on the event loop; what it raises ends the course."""
+        ...
+
+
+class Stepper(Protocol):
+    """The part of a backend that computes."""
+
+    def step(self, batch: Batch) -> StepResult: ...
+
+    def load_adapter(self, data: Any) -> int: ...
+
+    def unload_adapter(self, adapter_id: int) -> None: ...

@@ -1,0 +1,295 @@
+"""The cpu backend against the reference on small random models: facts, copies, errors, bits."""
+
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import pytest
+import torch
+from msgspec.structs import replace
+
+from harness.cpu_models import cpu_settings, load_cpu, random_cpu, require_kernels
+from harness.native import isas
+from harness.torch_models import (
+    GREEDY,
+    PLAIN,
+    SPECS,
+    WINDOWED,
+    Driver,
+    RandomFile,
+    greedy,
+    random_backend,
+    random_file,
+    random_prompt,
+)
+from kvtrio.backends.base import BackendError
+from kvtrio.backends.cpu_backend import CpuBackend
+from kvtrio.core.batch import Batch, Copy
+from kvtrio.core.sampling import SamplingParams
+from kvtrio.core.types import BlockId, Tier
+from kvtrio.model.errors import ModelFileError
+
+CLOSE = {"rtol": 0.0, "atol": 1e-4}
+SAME = {"rtol": 0.0, "atol": 0.0}
+PROMPT = random_prompt(Random(1), 90)
+
+
+def chunked(driver: Driver, request: int, prompt: list[int], size: int) -> torch.Tensor:
+    """Log-probabilities behind a prompt that was computed ``size`` tokens at a time."""
+    for start in range(0, len(prompt), size):
+        out = driver.logprobs(driver.chunk(request, start, prompt[start : start + size]))
+    driver.leave(request)
+    return out
+
+
+@pytest.mark.parametrize("isa", isas())
+@pytest.mark.parametrize("name", SPECS)
+def test_the_forward_pass_equals_the_reference(name, isa):
+    """With weights and cache in float32, every model's log-probabilities and tokens agree."""
+    reference, mine = random_backend(SPECS[name]), random_cpu(SPECS[name], isa)
+    expected = chunked(Driver(reference), 0, PROMPT, 31)
+    out = chunked(Driver(mine, Random(2)), 0, PROMPT, 31)
+    torch.testing.assert_close(out, expected, **CLOSE)
+    assert greedy(Driver(mine), 0, PROMPT, 12) == greedy(Driver(reference), 0, PROMPT, 12)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("isa", isas())
+@pytest.mark.parametrize("types", [("f32", "f32"), ("f16", "f16"), ("q8_0", "q4_0")], ids=str)
+@pytest.mark.parametrize("name", SPECS)
+def test_chunks_and_places_change_no_bit(name, types, isa):
+    """A prompt in pieces of 1, 7, 64 and as a whole, in blocks anywhere: the very same bits."""
+    prompt = random_prompt(Random(3), 300)
+    key_type, value_type = types
+    backend = random_cpu(SPECS[name], isa, key_type=key_type, value_type=value_type)
+    whole = chunked(Driver(backend), 0, prompt, 300)
+    for size in (1, 7, 64):
+        out = chunked(Driver(backend, Random(size)), size, prompt, size)
+        torch.testing.assert_close(out, whole, **SAME)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("isa", isas())
+@pytest.mark.parametrize("name", SPECS)
+def test_company_changes_no_bit(name, isa):
+    """Decode rows and prefill chunks of many in one step get the bits that each gets alone."""
+    rng = Random(4)
+    backend = random_cpu(SPECS[name], isa, key_type="f16", value_type="f16")
+    driver = Driver(backend, rng)
+    prompts = [random_prompt(rng, length) for length in (1, 2, 40, 41, 120, 17, 64, 33) * 3]
+    cuts = [0, 1, 39, 10, 119, 0, 32, 32] * 3
+    alone = [chunked(driver, 100 + i, prompt, 300)[0] for i, prompt in enumerate(prompts)]
+    for i, (prompt, cut) in enumerate(zip(prompts, cuts, strict=True)):
+        if cut:
+            driver.logprobs(driver.chunk(i, 0, prompt[:cut]))
+    pieces = [driver.chunk(i, cut, prompts[i][cut:]) for i, cut in enumerate(cuts)]
+    torch.testing.assert_close(driver.logprobs(*pieces), torch.stack(alone), **SAME)
+
+
+@pytest.mark.parametrize(("kind", "tolerance"), [("f16", 0.05), ("q8_0", 0.1), ("q4_0", 1.5)])
+@pytest.mark.parametrize("name", SPECS)
+def test_narrow_caches_stay_close(name, kind, tolerance):
+    """Log-probabilities with a narrower KV cache are as close as its type allows."""
+    expected = chunked(Driver(random_cpu(SPECS[name])), 0, PROMPT, 31)
+    backend = random_cpu(SPECS[name], key_type=kind, value_type=kind)
+    out = chunked(Driver(backend), 0, PROMPT, 31)
+    assert 0 < (out - expected).abs().max() < tolerance
+
+
+def test_blocks_of_another_size():
+    """32 tokens a block give what 16 give; what is no multiple of 16 is refused."""
+    expected = chunked(Driver(random_cpu(WINDOWED)), 0, PROMPT, 31)
+    backend = random_cpu(WINDOWED, block_size=32)
+    torch.testing.assert_close(chunked(Driver(backend), 0, PROMPT, 31), expected, **SAME)
+    with pytest.raises(BackendError, match="multiple of 16"):
+        random_cpu(WINDOWED, block_size=24)
+
+
+def test_info_counts_what_is_allocated():
+    """Groups, blocks and bytes are those of the tables and caches."""
+    info = random_cpu(PLAIN, num_blocks=10, key_type="f16", value_type="f16").info
+    (group,) = info.groups
+    assert info.pool_bytes == group.bytes_per_token * 16 * 10
+    assert (info.name, info.vocab_size, info.max_context) == ("cpu", PLAIN.vocab_size, 2048)
+    assert info.numerics in isas()
+    assert info.weight_bytes >= sum(array.nbytes for array in random_file(PLAIN).arrays.values())
+    assert info.num_converted == 0
+
+
+def test_a_type_that_is_not_computed_with_is_kept_in_another(shared):
+    """All matrices of such a file are converted, and the info says how many."""
+    folder = shared / "tiny" / "models"
+    assert load_cpu(folder / "llama256-iq2_xs.gguf").info.num_converted == 15
+    assert load_cpu(folder / "llama256-q4_k.gguf").info.num_converted == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"device": "cuda"}, "cuda"),
+        ({"key_type": "q5_1"}, "known are f32, f16, q4_0, q8_0"),
+        ({"num_blocks": 1 << 40}, r"weights .* MiB \+ KV pools .* MiB \+ .* = .* MiB"),
+        ({"num_threads": 1 << 20}, "threads cannot be had"),
+    ],
+)
+def test_what_cannot_be_had_is_refused(change, reason):
+    """One clear line, before anything large is allocated."""
+    with pytest.raises(BackendError, match=reason):
+        random_cpu(PLAIN, **change)
+
+
+def test_only_ram_that_was_asked_for_is_refused(monkeypatch: pytest.MonkeyPatch):
+    """The default takes what fits and says so; the flag is taken at its word."""
+    monkeypatch.setattr("kvtrio.backends.cpu_backend.ram_available", lambda: 64 << 20)
+    wanted = {"num_blocks": 16, "host_bytes": 1 << 40}
+    with pytest.raises(BackendError, match=r"--cache-ram 1,048,576 MiB = .*, available 64 MiB"):
+        random_cpu(PLAIN, **wanted)
+    info = random_cpu(PLAIN, **wanted, host_may_shrink=True).info
+    assert info.host_is_short
+    assert 16 << 20 < info.pool_bytes <= 32 << 20
+    assert not random_cpu(PLAIN, num_blocks=16, host_bytes=1 << 20).info.host_is_short
+
+
+@pytest.mark.parametrize("name", ["blk.1.ffn_up.weight", "blk.0.attn_norm.weight"])
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_damaged_weights_are_refused_by_name(name, value):
+    """A weight that is no number is the file's fault."""
+    require_kernels()
+    arrays = {each: array.copy() for each, array in random_file(PLAIN).arrays.items()}
+    arrays[name].flat[7] = value
+    with pytest.raises(ModelFileError, match=name.replace(".", r"\.")):
+        CpuBackend.load(RandomFile(arrays), PLAIN, cpu_settings())
+
+
+@pytest.mark.parametrize("is_unified", [True, False])
+def test_a_copied_block_stands_for_its_source(is_unified):
+    """Also when it went to RAM and back: with one arena for both, and with RAM's after the other.
+
+    A batch of copies alone copies, and answers with nothing."""
+    backend = random_cpu(WINDOWED, is_unified=is_unified, num_blocks=64, host_bytes=1 << 20)
+    driver = Driver(backend, Random(3))
+    prompt = list(range(24))
+    expected = driver.logprobs(driver.chunk(1, 0, prompt))
+    borrower = driver.chunk(2, 20, prompt[20:])
+    owner, own = driver.tables[1], driver.tables[2]
+    first = 64 if is_unified else 0
+    there = tuple(
+        Copy(group, table[i], BlockId(first + i), 16, Tier.DEVICE, Tier.HOST)
+        for group, table in enumerate(owner)
+        for i in range(2)
+    )
+    back = tuple(
+        Copy(group, BlockId(first + i), table[i], count, Tier.HOST, Tier.DEVICE)
+        for group, table in enumerate(own)
+        for i, count in enumerate((16, 4))
+    )
+    assert backend.step(Batch(0, (), there)).sampled == ()
+    out = torch.as_tensor(backend.logits(Batch(1, (borrower,), back)))
+    torch.testing.assert_close(torch.log_softmax(out, -1), expected, **SAME)
+
+
+def test_only_sampled_chunks_get_an_answer():
+    """One entry per chunk: None where the prompt goes on."""
+    driver = Driver(random_cpu(PLAIN))
+    tokens = driver.tokens(
+        driver.chunk(1, 0, [1, 2, 3], None),
+        driver.chunk(2, 0, [4, 5]),
+        driver.chunk(3, 0, [6], None),
+    )
+    assert [token is None for token in tokens] == [True, False, True]
+    assert driver.tokens(driver.chunk(1, 3, [4], None)) == [None]
+
+
+def test_reported_logprobs_are_those_of_the_raw_logits():
+    """Bias and temperature change the choice, never the reported probabilities."""
+    backend = random_cpu(PLAIN)
+    driver = Driver(backend)
+    params = SamplingParams(temperature=0.0, logit_bias=((5, 1000.0),), num_logprobs=3)
+    chunk = replace(driver.chunk(1, 0, [1, 2, 3]), sample=replace(GREEDY, params=params))
+    expected = driver.logprobs(chunk)[0]
+    (sampled,) = backend.step(Batch(0, (chunk,))).sampled
+    assert sampled is not None
+    assert sampled.token_id == 5
+    assert sampled.logprob == pytest.approx(float(expected[5]), abs=1e-5)
+    best = expected.sort(descending=True, stable=True)
+    assert [token for token, _ in sampled.top] == best.indices[:3].tolist()
+    assert [value for _, value in sampled.top] == pytest.approx(best.values[:3].tolist(), abs=1e-5)
+
+
+def test_requests_sample_as_on_the_reference():
+    """Drawn with many settings side by side, both backends choose the same tokens."""
+    rng = Random(8)
+    backends = [random_backend(ODD := SPECS["odd"]), random_cpu(ODD)]
+    drivers = [Driver(backend) for backend in backends]
+    for step in range(20):
+        rows = [
+            replace(
+                GREEDY,
+                params=SamplingParams(
+                    temperature=rng.choice([0.0, 0.5, 2.0]),
+                    top_k=rng.choice([0, 1, 5, 40]),
+                    repeat_penalty=rng.choice([1.0, 1.5]),
+                ),
+                draw=rng.random(),
+                recent=(1, 2, 3),
+            )
+            for _ in range(4)
+        ]
+        prompt = random_prompt(rng, 5)
+        answers = [
+            driver.tokens(
+                *(driver.chunk(4 * step + i, 0, prompt, row) for i, row in enumerate(rows))
+            )
+            for driver in drivers
+        ]
+        assert answers[0] == answers[1]
+
+
+def test_logits_that_are_not_finite_stop_the_step():
+    """Nothing is sampled from a broken forward pass."""
+    require_kernels()
+    arrays = {name: array.copy() for name, array in random_file(PLAIN).arrays.items()}
+    arrays["output_norm.weight"][:] = 3e38
+    driver = Driver(CpuBackend.load(RandomFile(arrays), PLAIN, cpu_settings()))
+    with pytest.raises(FloatingPointError):
+        driver.tokens(driver.chunk(1, 0, [1, 2]))
+
+
+def test_more_than_a_step_may_have_is_refused():
+    """Tokens and sampled requests have the limits that the settings say; nothing is written."""
+    driver = Driver(random_cpu(PLAIN, max_rows=8, max_sampled=2))
+    with pytest.raises(ValueError, match="more tokens"):
+        driver.tokens(driver.chunk(1, 0, PROMPT[:9]))
+    with pytest.raises(ValueError, match="more requests"):
+        driver.tokens(*(driver.chunk(i, 0, [1]) for i in range(2, 5)))
+    assert driver.tokens(driver.chunk(9, 0, PROMPT[:8])) != [None]
+
+
+def test_a_table_that_does_not_cover_its_chunk_is_a_bug():
+    """The native side says so and computes nothing."""
+    driver = Driver(random_cpu(PLAIN))
+    chunk = driver.chunk(1, 0, PROMPT[:20])
+    with pytest.raises(RuntimeError, match="does not cover"):
+        driver.tokens(replace(chunk, block_tables=((chunk.block_tables[0][0],),)))
+
+
+def test_a_closed_backend_gives_its_memory_back():
+    """Closing twice is harmless; using it afterwards is a bug that is told."""
+    backend = random_cpu(PLAIN)
+    backend.close()
+    backend.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        backend.step(Batch(0, ()))
+
+
+def test_pools_are_not_touched_before_use():
+    """Pools far larger than what is used cost no memory: their pages are untouched."""
+
+    def resident() -> int:
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+        return pages * 4096
+
+    before = resident()
+    backend = random_cpu(PLAIN, num_blocks=200_000)
+    assert backend.info.pool_bytes > 1 << 30
+    assert resident() - before < 1 << 26

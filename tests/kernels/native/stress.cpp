@@ -1,0 +1,13 @@
+// The kernels under a sanitizer: one program, built by test_cpu_sanitizers.py. Ends with 0 and prints
+// nothing if all is well.
+
+#include "library.cpp"
+
+#include "stress_steps.hpp"
+
+int main() {
+  stress::test_team();
+  stress::test_faults();
+  stress::test_batches();
+  return 0;
+}

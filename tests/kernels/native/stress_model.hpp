@@ -1,0 +1,226 @@
+// A tiny random model with all kinds of ops, run in random batches on several threads.
+#pragma once
+
+#include <cmath>
+#include <cstring>
+#include <list>
+
+#include "kvt_step.h"
+#include "matrix.hpp"
+#include "stress_team.hpp"
+
+namespace stress {
+
+constexpr int32_t kHidden = 64, kHeads = 4, kKvHeads = 2, kHeadDim = 16, kFeedForward = 96;
+constexpr int32_t kVocab = 77, kBlockSize = 16, kNumBlocks = 40, kMaxRows = 96, kContext = 128;
+constexpr int32_t kNumLayers = 3, kNumGroups = 2;
+
+// Owns everything that a model's description points to.
+class Model {
+ public:
+  Model(kvt_team* team, uint32_t seed) : random_(seed), team_(team) {
+    build();
+    require(kvt_model_new(team, &desc_, &model_) == KVT_OK, kvt_error_text());
+    make_adapters();
+  }
+  Model(const Model&) = delete;
+  ~Model() {
+    for (kvt_adapter* adapter : adapters_) kvt_adapter_free(adapter);
+    kvt_model_free(model_);
+    for (auto& [memory, bytes] : memory_) kvt_free(memory, bytes);
+  }
+
+  kvt_model* get() const { return model_; }
+  const std::vector<kvt_adapter*>& adapters() const { return adapters_; }
+
+ private:
+  uint8_t* memory(int64_t bytes) {
+    uint8_t* found = kvt_alloc(bytes);
+    require(found != nullptr, "memory");
+    memory_.emplace_back(found, bytes);
+    return found;
+  }
+
+  std::vector<float> floats(int64_t count, float scale) {
+    std::normal_distribution<float> normal(0.0f, scale);
+    std::vector<float> values(static_cast<size_t>(count));
+    for (float& value : values) value = normal(random_);
+    return values;
+  }
+
+  int32_t vector(int64_t size, float mean, float scale) {
+    floats_.push_back(floats(size, scale));
+    for (float& value : floats_.back()) value += mean;
+    vectors_.push_back({floats_.back().data(), size});
+    return static_cast<int32_t>(vectors_.size()) - 1;
+  }
+
+  // Types in turn. Blocks of Q4_0 and Q4_1 are random bytes behind scales that are small numbers.
+  int32_t matrix(int64_t rows, int64_t cols) {
+    constexpr int32_t kTypes[] = {kvt::kQ8_0, kvt::kF32, kvt::kQ4_0, kvt::kQ4_1};
+    const int32_t type = kTypes[matrices_.size() % 4];
+    const int64_t row_bytes = kvt::source_row_bytes(type, cols);
+    std::vector<uint8_t> source(static_cast<size_t>(rows * row_bytes));
+    if (type == kvt::kF32 || type == kvt::kQ8_0) {
+      const std::vector<float> values = floats(rows * cols, 0.1f);
+      if (type == kvt::kF32) std::memcpy(source.data(), values.data(), source.size());
+      else kvt::quantise_q8_0(values.data(), rows * cols, source.data());
+    } else {
+      const size_t header = type == kvt::kQ4_0 ? 2 : 4;
+      for (size_t i = 0; i < source.size(); ++i) {
+        const size_t place = i % (header + 16);
+        source[i] = place >= header ? static_cast<uint8_t>(random_()) : place % 2 ? 0x24 : 0;
+      }
+    }
+    const int64_t bytes = kvt_packed_bytes(type, rows, cols);
+    uint8_t* data = memory(bytes);
+    require(kvt_pack(team_, type, source.data(), rows, cols, data) == KVT_OK, "packing");
+    matrices_.push_back({rows, cols, data, bytes, type, 0});
+    return static_cast<int32_t>(matrices_.size()) - 1;
+  }
+
+  void cache(int32_t layer) {
+    constexpr int32_t kTypes[] = {1, 8, 2};
+    kvt_cache cache{};
+    cache.num_blocks = kNumBlocks;
+    cache.key_type = cache.value_type = kTypes[layer % 3];
+    cache.block_size = kBlockSize;
+    cache.kv_heads = kKvHeads;
+    cache.head_dim = cache.value_dim = kHeadDim;
+    cache.group = layer % kNumGroups;
+    cache.keys = memory(kNumBlocks * kvt_key_block_bytes(&cache));
+    cache.values = memory(kNumBlocks * kvt_value_block_bytes(&cache));
+    caches_.push_back(cache);
+    kvt_attention attention{};
+    attention.cache = layer;
+    attention.rope = layer % 2;
+    attention.num_heads = kHeads;
+    attention.window = cache.group == 1 ? 20 : 0;
+    attention.scale = 0.25f;
+    attention.softcap = layer == 2 ? 20.0f : 0.0f;
+    attention.sinks = layer == 0 ? vector(kHeads, 0.0f, 1.0f) : -1;
+    attentions_.push_back(attention);
+  }
+
+  kvt_op op(int32_t kind) {
+    kvt_op op{};
+    op.kind = kind;
+    op.input = op.output = op.norm = op.attention = -1;
+    op.eps = 1e-5f;
+    op.scale = 1.0f;
+    for (int i = 0; i < 3; ++i) op.matrices[i] = op.biases[i] = -1;
+    op.head_norms[0] = op.head_norms[1] = -1;
+    return op;
+  }
+
+  void linear(int32_t input, int64_t cols, bool has_post_norm) {
+    kvt_op product = op(KVT_OP_LINEAR);
+    product.input = input;
+    product.output = has_post_norm ? KVT_BRANCH : KVT_RESIDUAL;
+    product.matrices[0] = matrix(kHidden, cols);
+    product.biases[0] = has_post_norm ? vector(kHidden, 0.0f, 0.1f) : -1;
+    program_.push_back(product);
+    if (!has_post_norm) return;
+    kvt_op norm = op(KVT_OP_ADD_NORM);
+    norm.norm = vector(kHidden, 1.0f, 0.1f);
+    program_.push_back(norm);
+  }
+
+  void layer(int32_t index) {
+    const bool is_odd = index % 2 != 0;
+    cache(index);
+    kvt_op qkv = op(KVT_OP_QKV);
+    qkv.norm = vector(kHidden, 1.0f, 0.1f);
+    qkv.attention = index;
+    for (int i = 0; i < 3; ++i) {
+      const int32_t rows = (i == 0 ? kHeads : kKvHeads) * kHeadDim;
+      qkv.matrices[i] = matrix(rows, kHidden);
+      if (is_odd) qkv.biases[i] = vector(rows, 0.0f, 0.1f);
+      if (is_odd && i < 2) qkv.head_norms[i] = vector(kHeadDim, 1.0f, 0.1f);
+    }
+    program_.push_back(qkv);
+    if (index == kNumLayers - 1) program_.push_back(op(KVT_OP_SAMPLED));
+    kvt_op attention = op(KVT_OP_ATTENTION);
+    attention.attention = index;
+    program_.push_back(attention);
+    linear(KVT_ATTENDED, kHeads * kHeadDim, is_odd);
+    kvt_op gated = op(KVT_OP_GATED);
+    gated.norm = vector(kHidden, 1.0f, 0.1f);
+    gated.activation = is_odd ? KVT_GELU_TANH : KVT_SILU;
+    for (int i = 0; i < 2; ++i) gated.matrices[i] = matrix(kFeedForward, kHidden);
+    program_.push_back(gated);
+    linear(KVT_HIDDEN, kFeedForward, is_odd);
+  }
+
+  void build() {
+    ropes_.push_back({10000.0, 1.0, 1.0, KVT_ROPE_NORM, kHeadDim, -1, 0});
+    ropes_.push_back({1e6, 0.5, 1.1, KVT_ROPE_NEOX, kHeadDim / 2, vector(kHeadDim / 4, 2, 0.1f), 0});
+    kvt_op embed = op(KVT_OP_EMBED);
+    embed.matrices[0] = matrix(kVocab, kHidden);
+    embed.scale = 2.0f;
+    program_.push_back(embed);
+    for (int32_t i = 0; i < kNumLayers; ++i) layer(i);
+    kvt_op logits = op(KVT_OP_LOGITS);
+    logits.norm = vector(kHidden, 1.0f, 0.1f);
+    logits.matrices[0] = embed.matrices[0];
+    logits.softcap = 30.0f;
+    program_.push_back(logits);
+    program_.push_back(op(KVT_OP_SAMPLE));
+    describe();
+  }
+
+  void describe() {
+    desc_.matrices = matrices_.data();
+    desc_.vectors = vectors_.data();
+    desc_.caches = caches_.data();
+    desc_.ropes = ropes_.data();
+    desc_.attentions = attentions_.data();
+    desc_.program = program_.data();
+    desc_.num_matrices = static_cast<int32_t>(matrices_.size());
+    desc_.num_vectors = static_cast<int32_t>(vectors_.size());
+    desc_.num_caches = desc_.num_attentions = kNumLayers;
+    desc_.num_ropes = static_cast<int32_t>(ropes_.size());
+    desc_.num_ops = static_cast<int32_t>(program_.size());
+    desc_.num_groups = kNumGroups;
+    desc_.hidden_size = kHidden;
+    desc_.vocab_size = kVocab;
+    desc_.max_sampled = 16;
+    desc_.max_rows = kMaxRows;
+    desc_.max_context = kContext;
+  }
+
+  // One changes every matrix, one a few.
+  void make_adapters() {
+    for (int32_t step : {1, 3}) {
+      std::vector<kvt_low_rank> parts;
+      std::list<std::vector<float>> values;
+      for (int32_t i = 0; i < desc_.num_matrices; i += step) {
+        const kvt_matrix& matrix = matrices_[static_cast<size_t>(i)];
+        const int32_t rank = 1 + i % 9;
+        const float* a = values.emplace_back(floats(rank * matrix.cols, 0.1f)).data();
+        const float* b = values.emplace_back(floats(rank * matrix.rows, 0.1f)).data();
+        parts.push_back({a, b, i, rank, 0.5f, 0});
+      }
+      kvt_adapter* adapter = nullptr;
+      const auto count = static_cast<int32_t>(parts.size());
+      require(kvt_adapter_new(model_, parts.data(), count, &adapter) == KVT_OK, "an adapter");
+      adapters_.push_back(adapter);
+    }
+  }
+
+  std::mt19937 random_;
+  kvt_team* team_;
+  std::vector<std::pair<uint8_t*, int64_t>> memory_;
+  std::list<std::vector<float>> floats_;
+  std::vector<kvt_matrix> matrices_;
+  std::vector<kvt_vector> vectors_;
+  std::vector<kvt_cache> caches_;
+  std::vector<kvt_rope> ropes_;
+  std::vector<kvt_attention> attentions_;
+  std::vector<kvt_op> program_;
+  kvt_model_desc desc_{};
+  kvt_model* model_ = nullptr;
+  std::vector<kvt_adapter*> adapters_;
+};
+
+}  // namespace stress
