@@ -17,7 +17,7 @@ from kvtrio.backends.cpu_memory import (
     make_caches,
     pool_bytes,
 )
-from kvtrio.backends.cpu_model import Limits, NativeModel, Stored, make_model
+from kvtrio.backends.cpu_model import Limits, NativeModel, Stored, make_model, require_kernels
 from kvtrio.backends.cpu_native import Native, floats_at
 from kvtrio.backends.cpu_sampling import RowPlan, plan_rows, sample_rows
 from kvtrio.backends.cpu_step import StepWriter
@@ -81,6 +81,7 @@ class CpuBackend:
         """
         if settings.device != "cpu":
             raise BackendError(f"backend cpu does not compute on device {settings.device!r}")
+        require_kernels(spec)
         native = Native.open(settings.num_threads)
         try:
             return cls(_load(native, file, spec, settings))

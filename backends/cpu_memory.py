@@ -7,7 +7,7 @@ from kvtrio.backends.cpu_native import Native, aligned
 from kvtrio.backends.groups import LayerGroup
 from kvtrio.core.config import Group
 from kvtrio.kernels import cpu_abi as abi
-from kvtrio.model.spec import ModelSpec
+from kvtrio.model.spec import FeedForwardSpec, ModelSpec
 
 CACHE_TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q8_0": 8}
 """ggml's numbers."""
@@ -111,6 +111,7 @@ def activation_bytes(spec: ModelSpec, settings: BackendSettings) -> int:
         layer.attention.num_heads * (layer.attention.head_dim + layer.attention.value_dim)
         + layer.feed_forward.size
         for layer in spec.layers
+        if isinstance(layer.feed_forward, FeedForwardSpec)
     ]
     per_row = 2 * spec.hidden_size + max(widths, default=0)
     return 4 * (settings.max_rows * per_row + settings.max_sampled * spec.vocab_size)

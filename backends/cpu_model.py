@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from attrs import define, field, frozen
 
+from kvtrio.backends.base import BackendError
 from kvtrio.backends.cpu_native import Native, address_of, table_of
 from kvtrio.backends.cpu_program import Kind, Op, Program, program
 from kvtrio.backends.cpu_weights import Weights
@@ -65,6 +66,17 @@ class Names:
         if spec.style is RopeStyle.NONE:
             return abi.NONE
         return self.ropes.setdefault(spec, len(self.ropes))
+
+
+def require_kernels(spec: ModelSpec) -> None:
+    """Raise BackendError for a model with operations that no native kernel computes."""
+    is_gated = any(isinstance(each.mixer, AttentionSpec) and each.mixer.gated
+                   for each in spec.layers)  # fmt: skip
+    if is_gated or not all(op.kind in KINDS for op in program(spec)):
+        raise BackendError(
+            f"backend cpu has no kernels for this kind of {spec.architecture}; "
+            "--backend torch computes it"
+        )
 
 
 def lowered(ops: Program, names: Names) -> list[abi.Op]:

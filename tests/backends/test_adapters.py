@@ -9,9 +9,9 @@ from attrs import evolve
 
 from harness.torch_adapters import Loaded, Mix, loaded, merged_backend, random_adapter
 from harness.torch_models import (
+    MODELS,
     ODD,
     PLAIN,
-    SPECS,
     WINDOWED,
     Driver,
     greedy,
@@ -40,10 +40,10 @@ def plain_answer(backend: TorchBackend, size: int = 64) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("scale", [1.0, 0.3, -0.7, 1e-3])
-@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("name", MODELS)
 def test_an_adapter_equals_changed_weights(name, scale):
     """Whatever the scale, all matrices and the head get what merging into the weights gives."""
-    model = SPECS[name]
+    model = MODELS[name]
     data = random_adapter(model, 1)
     expected = plain_answer(merged_backend(model, [(data, scale)]), 17)
     base = plain_answer(random_backend(model), 17)
@@ -90,10 +90,10 @@ def test_scale_zero_is_the_base():
     torch.testing.assert_close(driver.logprobs(chunk), expected, **SAME)
 
 
-@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("name", MODELS)
 def test_chunking_does_not_change_the_logits(name):
     """A prompt under two adapters gives the same in pieces of 1, 7 and as a whole."""
-    model = SPECS[name]
+    model = MODELS[name]
     mix = [(random_adapter(model, 1), 0.5), (random_adapter(model, 2), 1.0)]
     on = loaded(random_backend(model), *(data for data, _ in mix))
     whole = answer(on, mix)[-1]
@@ -141,10 +141,10 @@ def test_base_rows_keep_their_bits_in_company(dtype):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("name", MODELS)
 def test_rows_of_a_mixed_batch_equal_rows_alone(name):
     """Any mix in one step: each request gets the log-probabilities of its own cold run."""
-    on, sets = mixes(SPECS[name])
+    on, sets = mixes(MODELS[name])
     rng = Random(4)
     prompts = [random_prompt(rng, length) for length in (1, 2, 40, 41, 60, 17, 33)]
     cuts = [0, 1, 39, 10, 59, 0, 32]
@@ -170,10 +170,10 @@ def cold(on: Loaded, mix: Mix, count: int) -> list[int]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("name", MODELS)
 def test_requests_with_all_mixes_answer_as_alone(name):
     """The same prompt under seven sets, side by side: the ids of seven cold runs."""
-    on, sets = mixes(SPECS[name])
+    on, sets = mixes(MODELS[name])
     expected = [cold(on, mix, 12) for mix in sets]
     assert expected[0] == expected[4]
     assert len({tuple(tokens) for tokens in expected}) == 6

@@ -12,6 +12,7 @@ from harness.cpu_models import cpu_settings, load_cpu, random_cpu, require_kerne
 from harness.native import isas
 from harness.torch_models import (
     GREEDY,
+    HYBRIDS,
     PLAIN,
     SPECS,
     WINDOWED,
@@ -293,3 +294,10 @@ def test_pools_are_not_touched_before_use():
     backend = random_cpu(PLAIN, num_blocks=200_000)
     assert backend.info.pool_bytes > 1 << 30
     assert resident() - before < 1 << 26
+
+
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_a_model_without_kernels_is_refused(name):
+    """Before anything is allocated, with the backend that computes it."""
+    with pytest.raises(BackendError, match="no kernels for this kind of test; --backend torch"):
+        random_cpu(HYBRIDS[name])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from attrs import evolve
 
-from harness.torch_models import DELTA_EXPERTS, MAMBA, MAMBA_EXPERTS, ODD, PLAIN, SPECS, WINDOWED
+from harness.torch_models import DELTA_EXPERTS, MAMBA, MAMBA_EXPERTS, MODELS, ODD, PLAIN, WINDOWED
 from kvtrio.backends.cpu_program import Kind, Op, Program, fused, narrowed, program, recorded
 from kvtrio.model.spec import ModelSpec
 
@@ -44,10 +44,10 @@ def result(ops: Program) -> np.ndarray:
     return values[-1]
 
 
-@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("name", MODELS)
 def test_joining_and_narrowing_change_no_result(name):
     """The three forms of each model's program compute the same numbers."""
-    plain = recorded(SPECS[name])
+    plain = recorded(MODELS[name])
     expected = result(plain)
     assert expected.shape == (len(SAMPLED), SIZE)
     np.testing.assert_array_equal(result(fused(plain)), expected)

@@ -202,7 +202,9 @@ HYBRIDS = {
     "mamba": MAMBA,
     "mamba-experts": MAMBA_EXPERTS,
 }
-SPECS = {"plain": PLAIN, "windowed": WINDOWED, "odd": ODD, **HYBRIDS}
+SPECS = {"plain": PLAIN, "windowed": WINDOWED, "odd": ODD}
+"""What every backend computes."""
+MODELS = SPECS | HYBRIDS
 
 
 @frozen(eq=False)
