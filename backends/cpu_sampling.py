@@ -121,15 +121,15 @@ def _tokens(plans: Sequence[RowPlan], found: Candidates) -> list[int]:
         tokens: list[int] = found.ids[:, 0].tolist()
         return tokens
     values, ids = found.values.tolist(), found.ids.tolist()
-    tokens = []
+    chosen = []
     for i, plan in enumerate(plans):
         token = None
         if plan.is_partial:
             token = _of_some(plan, values[i], ids[i], float(found.log_sums[i]))
         elif plan.num_candidates:
             token = _of_few(plan, values[i], ids[i], found.logits[i])
-        tokens.append(_of_all(plan, found.logits[i]) if token is None else token)
-    return tokens
+        chosen.append(_of_all(plan, found.logits[i]) if token is None else token)
+    return chosen
 
 
 def _of_some(plan: RowPlan, values: list[float], ids: list[int], log_sum: float) -> int | None:
@@ -139,8 +139,10 @@ def _of_some(plan: RowPlan, values: list[float], ids: list[int], log_sum: float)
     return kernels.choose_of_few(values[:count], ids, _filters(plan.row), whole)
 
 
-def _of_few(plan: RowPlan, values: list[float], ids: list[int], logits: NDArray[np.float32]) -> int:
-    """From the raw best, of which there are more than may be chosen."""
+def _of_few(
+    plan: RowPlan, values: list[float], ids: list[int], logits: NDArray[np.float32]
+) -> int | None:
+    """From the raw best, of which there are all that may be chosen, and more: never None."""
     if plan.edits is not None:
         count = plan.num_candidates
         ranked = np.array(values[:count], np.float32), np.array(ids[:count])
