@@ -100,7 +100,7 @@ class CpuBackend:
         plans = plan_rows(rows, parts.info.vocab_size)
         self._run(batch, plans)
         answers, step = parts.writer.answers, parts.writer.step
-        if not answers.is_finite[: len(rows)].all():
+        if not all(answers.is_finite[: len(rows)]):
             raise FloatingPointError("the forward pass produced logits that are not finite")
         if not rows:
             return StepResult((None,) * len(batch.chunks))
@@ -113,7 +113,7 @@ class CpuBackend:
     def logits(self, batch: Batch) -> NDArray[np.float32]:
         """Run a step without choosing: raw logits of the sampled rows, [M, vocab], a copy."""
         rows = [chunk.sample for chunk in batch.chunks if chunk.sample is not None]
-        plans = [RowPlan(row, None, 0, 1) for row in rows]
+        plans = [RowPlan(row, None, 0, 1, False) for row in rows]
         self._run(batch, plans)
         return self._open().logits[: len(rows)].copy()
 

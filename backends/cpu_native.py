@@ -4,7 +4,7 @@ import ctypes
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 from attrs import define, field
@@ -105,7 +105,7 @@ def address_of(array: NDArray[np.generic]) -> int:
     return int(array.ctypes.data)
 
 
-def table_of(kind: type[ctypes.Structure], items: Iterable[ctypes.Structure]) -> ctypes.Array:
+def table_of(kind: type[ctypes.Structure], items: Iterable[ctypes.Structure]) -> Any:
     """Structures one behind the other, as the interface takes them."""
     listed = list(items)
     return (kind * len(listed))(*listed)

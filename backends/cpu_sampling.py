@@ -31,6 +31,12 @@ class RowPlan:
     """Best raw logits that are needed; 0: all of them."""
     width: int
     """How many of the best, after edits, may be chosen; 1: greedy."""
+    needs_log_sum: bool
+
+    @property
+    def is_partial(self) -> bool:
+        """More may be chosen than are asked for: as a rule the filters drop those."""
+        return 0 < self.num_candidates < self.width
 
 
 @frozen(eq=False)
@@ -42,7 +48,7 @@ class Candidates:
     ids: NDArray[np.int32]
     """[M, C]."""
     log_sums: NDArray[np.float64]
-    """[M]: log sum exp of the raw logits; only where a row reports log-probabilities."""
+    """[M]: log sum exp of the raw logits; only where a row needs it."""
     logits: NDArray[np.float32]
     """[M, V]: raw."""
 
@@ -55,16 +61,28 @@ def plan_rows(rows: Sequence[SampleRow], vocab_size: int) -> list[RowPlan]:
 def _plan(row: SampleRow, vocab_size: int) -> RowPlan:
     params = row.params
     edits = _edits(row) if params.logit_bias or params.has_penalties else None
+    width, most = _width(params, vocab_size), min(MAX_CANDIDATES, vocab_size)
+    num_reported = min(params.num_logprobs or 0, vocab_size)
+    needed = max(num_reported, width + (len(edits.ids) if edits else 0))
+    needs_log_sum = params.num_logprobs is not None
+    if width > 1 and params.top_n_sigma > 0:
+        needed = 0
+    elif needed > most:
+        is_partial = edits is None and num_reported <= most and _drops_most(params)
+        needed = most if is_partial else 0
+        needs_log_sum = needs_log_sum or is_partial
+    return RowPlan(row, edits, needed, width, needs_log_sum)
+
+
+def _width(params: SamplingParams, vocab_size: int) -> int:
     if params.temperature <= 0:
-        width, is_whole = 1, False
-    else:
-        width = min(params.top_k, vocab_size) if params.top_k > 0 else vocab_size
-        is_whole = params.top_n_sigma > 0
-    needed = width if edits is None else width + len(edits.ids)
-    if params.num_logprobs is not None:
-        needed = max(needed, min(params.num_logprobs, vocab_size))
-    is_whole = is_whole or needed > min(MAX_CANDIDATES, vocab_size)
-    return RowPlan(row, edits, 0 if is_whole else needed, width)
+        return 1
+    return min(params.top_k, vocab_size) if params.top_k > 0 else vocab_size
+
+
+def _drops_most(params: SamplingParams) -> bool:
+    """Whether the filters behind top-k, as a rule, leave few tokens."""
+    return params.typical_p >= 1 and (params.top_p < 1 or params.min_p > 0) and params.top_k <= 0
 
 
 def _edits(row: SampleRow) -> kernels.Edits:
@@ -102,69 +120,63 @@ def _tokens(plans: Sequence[RowPlan], found: Candidates) -> list[int]:
     if all(plan.width == 1 and plan.edits is None for plan in plans):
         tokens: list[int] = found.ids[:, 0].tolist()
         return tokens
-    few = [i for i, plan in enumerate(plans) if plan.num_candidates]
-    chosen: dict[int, int] = {}
-    if few:
-        values, ids = _ranked([plans[i] for i in few], few, found)
-        drawn = kernels.choose(values, ids, _filters([plans[i] for i in few])).tolist()
-        chosen = dict(zip(few, drawn, strict=True))
-    return [
-        chosen[i] if i in chosen else _whole(plan, found.logits[i]) for i, plan in enumerate(plans)
-    ]
+    values, ids = found.values.tolist(), found.ids.tolist()
+    chosen = []
+    for i, plan in enumerate(plans):
+        token = None
+        if plan.is_partial:
+            token = _of_some(plan, values[i], ids[i], float(found.log_sums[i]))
+        elif plan.num_candidates:
+            token = _of_few(plan, values[i], ids[i], found.logits[i])
+        chosen.append(_of_all(plan, found.logits[i]) if token is None else token)
+    return chosen
 
 
-def _ranked(
-    plans: Sequence[RowPlan], places: list[int], found: Candidates
-) -> tuple[kernels.Floats, kernels.Ids]:
-    """The candidates of some rows after their edits, each row cut to its width."""
-    is_all = len(places) == len(found.ids)
-    values = (found.values if is_all else found.values[places]).astype(np.float64)
-    ids = found.ids if is_all else found.ids[places]
-    if all(plan.width == values.shape[1] and plan.edits is None for plan in plans):
-        return values, ids
-    ids = ids.copy()
-    for n, (plan, place) in enumerate(zip(plans, places, strict=True)):
-        if plan.edits is not None:
-            ranked = (found.values[place, : plan.num_candidates], ids[n, : plan.num_candidates])
-            row = found.logits[place]
-            edited = kernels.edited(row[plan.edits.ids], plan.edits, len(row))
-            best, best_ids = kernels.merged(ranked, plan.edits, edited, plan.width)
-            values[n, : plan.width], ids[n, : plan.width] = best, best_ids
-        values[n, plan.width :] = kernels.BANNED
-    return values, ids
+def _of_some(plan: RowPlan, values: list[float], ids: list[int], log_sum: float) -> int | None:
+    """From the raw best, of which there are fewer than may be chosen; None: they do not decide."""
+    count = plan.num_candidates
+    whole = math.exp(log_sum - values[0])
+    return kernels.choose_of_few(values[:count], ids, _filters(plan.row), whole)
 
 
-def _whole(plan: RowPlan, logits: NDArray[np.float32]) -> int:
+def _of_few(
+    plan: RowPlan, values: list[float], ids: list[int], logits: NDArray[np.float32]
+) -> int | None:
+    """From the raw best, of which there are all that may be chosen, and more: never None."""
+    if plan.edits is not None:
+        count = plan.num_candidates
+        ranked = np.array(values[:count], np.float32), np.array(ids[:count])
+        edited = kernels.edited(logits[plan.edits.ids], plan.edits, len(logits))
+        best, best_ids = kernels.merged(ranked, plan.edits, edited, plan.width)
+        values, ids = best.tolist(), best_ids.tolist()
+    filters, width = _filters(plan.row), plan.width
+    if width == 1:
+        return ids[0]
+    if filters.typical_p < 1:
+        return kernels.choose(np.array(values[:width]), np.array(ids[:width]), filters)
+    return kernels.choose_of_few(values[:width], ids, filters)
+
+
+def _of_all(plan: RowPlan, logits: NDArray[np.float32]) -> int:
     params = plan.row.params
     row = logits if plan.edits is None else kernels.edited_row(logits, plan.edits)
     ranked, ids = kernels.best(row, plan.width)
     values = ranked.astype(np.float64)
     if params.top_n_sigma > 0 and plan.width > 1:
-        values[values < kernels.sigma_floor(row, params.top_n_sigma)] = kernels.BANNED
-    return int(kernels.choose(values[None], ids[None], _filters([plan]))[0])
+        kept = values >= kernels.sigma_floor(row, params.top_n_sigma)
+        values, ids = values[kept], ids[kept]
+    return kernels.choose(values, ids, _filters(plan.row))
 
 
-def _filters(plans: Sequence[RowPlan]) -> kernels.Filters:
-    rows = [plan.row for plan in plans]
-    columns = np.array([_numbers(row.params, row.draw) for row in rows])
-    is_typical = any(row.params.typical_p < 1 for row in rows)
-    return kernels.Filters(
-        typical_p=columns[:, :1] if is_typical else None,
-        top_p=columns[:, 1:2],
-        min_gap=columns[:, 2:3],
-        temperature=columns[:, 3:4],
-        draw=columns[:, 4:],
-    )
-
-
-def _numbers(params: SamplingParams, draw: float) -> tuple[float, float, float, float, float]:
+def _filters(row: SampleRow) -> kernels.Filters:
+    params = row.params
     min_p = min(params.min_p, 1.0)
-    return (
+    return kernels.Filters(
         params.typical_p,
-        params.top_p if params.top_p < 1 else math.inf,
+        params.top_p,
         math.log(min_p) if min_p > 0 else -math.inf,
         params.temperature if params.temperature > 0 else 1.0,
-        draw,
+        row.draw,
     )
 
 

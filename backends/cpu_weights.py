@@ -135,7 +135,7 @@ def _pack(native: Native, file: TensorFile, plan: MatrixPlan, address: int) -> N
     if plan.kept != plan.stored:
         raw = _converted(raw, plan)
     else:
-        _require(_is_finite(raw, plan.stored), plan.name)
+        _require(is_finite(raw, plan.stored), plan.name)
     native.check(
         native.cdll.kvt_pack(
             native.team, plan.kept.value, address_of(raw), plan.rows, plan.cols, address
@@ -156,7 +156,7 @@ def _converted(raw: np.ndarray, plan: MatrixPlan) -> np.ndarray:
     return np.ascontiguousarray(np.concatenate(slices))
 
 
-def _is_finite(raw: np.ndarray, stored: Type) -> bool:
+def is_finite(raw: np.ndarray, stored: Type) -> bool:
     """Whether all values that the stored bytes stand for are finite."""
     if stored == Type.F32:
         return bool(np.isfinite(raw.view(np.float32)).all())

@@ -1,15 +1,20 @@
-"""The rules of ``kernels/sampling.py`` in numpy, over the few best candidates of each row.
+"""The rules of ``kernels/sampling.py`` for one row at a time, without torch.
 
 The same three rules hold, and the same order of filters; decisions are made in float64 with running
-sums in order, so the width that other rows force on the arrays changes nothing. Two correct
-programs may still differ where a decision hangs on the last bit of an exponential.
+sums in order. Two correct programs may still differ where a decision hangs on the last bit of an
+exponential.
 
-Shapes: M rows, V vocabulary, C candidates, best first, padded with -inf.
+A few candidates are looked at in plain Python: right after a forward pass, when the caches hold
+weights, that takes a third of what a dozen of numpy's operations take. Whole rows are numpy's.
+
+Shapes: V vocabulary, C candidates, best first.
 """
 
 import math
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
-from typing import Any
+from itertools import accumulate
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,19 +45,18 @@ class Edits:
     """[n]: then subtracted."""
 
 
-@dataclass(frozen=True, eq=False)
-class Filters:
-    """Per row, float64 [M, 1]; what is off never drops anything."""
+class Filters(NamedTuple):
+    """One row's; what is off never drops anything."""
 
-    typical_p: Floats | None
-    """1 or more: off; None: off in all rows."""
-    top_p: Floats
-    """Infinite: off."""
-    min_gap: Floats
-    """The logarithm of min-p; -inf: off."""
-    temperature: Floats
+    typical_p: float
+    """Off: 1 or more."""
+    top_p: float
+    """Off: 1 or more."""
+    min_gap: float
+    """The logarithm of min-p, at most 0; off: -inf."""
+    temperature: float
     """Above 0."""
-    draw: Floats
+    draw: float
     """In [0, 1)."""
 
 
@@ -127,49 +131,64 @@ def log_sum(logits: Logits) -> float:
     return float(top + math.log(np.exp(wide - top).sum()))
 
 
-def choose(values: Floats, ids: Ids, filters: Filters) -> Ids:
-    """Draw one id per row from its candidates: values float64 [M, C], ids [M, C]; returns [M]."""
-    if filters.typical_p is not None:
-        values, ids = _keep_typical(values, ids, filters.typical_p)
-    top = values[:, :1]
-    gaps = values - top
-    kept = values >= top + filters.min_gap
-    kept[:, 1:] &= _sums_before(np.exp(gaps)) < filters.top_p
-    kept[:, 0] = True
-    with np.errstate(over="ignore"):
-        sums = np.add.accumulate(np.exp(gaps / filters.temperature) * kept, 1)
-    places = np.add.reduce(sums <= filters.draw * sums[:, -1:], 1)
-    if np.maximum.reduce(places) == values.shape[1]:
+def choose_of_few(
+    values: list[float], ids: list[int], filters: Filters, whole: float = 0.0
+) -> int | None:
+    """Draw one of C candidates, at least one; typical-p must be off.
+
+    ``whole``: where they are only the best of more, the sum of exp(x - best) over all. Then the
+    answer is None unless the filters keep none of the others.
+    """
+    top = values[0]
+    weights = [math.exp(value - top) for value in values]
+    limit = filters.top_p * (whole or sum(weights)) if filters.top_p < 1 else math.inf
+    floor = top + filters.min_gap
+    kept, before = 1, weights[0]
+    while kept < len(values) and before < limit and values[kept] >= floor:
+        before += weights[kept]
+        kept += 1
+    if whole and kept == len(values):
+        return None
+    temperature = filters.temperature
+    sums = list(accumulate([math.exp((value - top) / temperature) for value in values[:kept]]))
+    place = bisect_right(sums, filters.draw * sums[-1])
+    if place == kept:
         # A draw just below 1 rounded up to the whole: it is the last candidate's with a chance.
-        places = np.minimum(places, (sums < sums[:, -1:]).sum(1))
-    chosen: Ids = ids[np.arange(len(ids)), places]
-    return chosen
+        place = bisect_left(sums, sums[-1])
+    return ids[place]
 
 
-def _sums_before(weights: Floats) -> Floats:
-    """Probability of all better ones, for each candidate but the best: [M, C - 1]."""
-    whole = np.add.accumulate(weights, 1)[:, -1:]
-    sums: Floats = np.add.accumulate(weights[:, :-1] / whole, 1)
-    return sums
+def choose(values: Floats, ids: Ids, filters: Filters) -> int:
+    """Draw one of any number of candidates: values float64 [C], ids [C]."""
+    if filters.typical_p < 1:
+        kept = _typical(values, filters.typical_p)
+        values, ids = values[kept], ids[kept]
+    gaps = values - values[0]
+    kept = values >= values[0] + filters.min_gap
+    if filters.top_p < 1:
+        weights = np.exp(gaps)
+        kept[1:] &= np.cumsum(weights)[:-1] < filters.top_p * np.cumsum(weights)[-1]
+    kept[0] = True
+    with np.errstate(over="ignore"):
+        sums = np.cumsum(np.exp(gaps[kept] / filters.temperature))
+    place = int(np.searchsorted(sums, filters.draw * sums[-1], "right"))
+    if place == len(sums):
+        place = int(np.searchsorted(sums, sums[-1]))
+    return int(ids[kept][place])
 
 
-def _keep_typical(values: Floats, ids: Ids, limits: Floats) -> tuple[Floats, Ids]:
+def _typical(values: Floats, limit: float) -> NDArray[np.bool_]:
     """The tokens whose surprise is nearest to the entropy, until their probability exceeds the
-    limit; what stays moves up, in order."""
+    limit."""
     with np.errstate(divide="ignore", invalid="ignore"):
-        weights = np.exp(values - values[:, :1])
-        chances = weights / np.add.accumulate(weights, 1)[:, -1:]
+        weights = np.exp(values - values[0])
+        chances = weights / np.cumsum(weights)[-1]
         surprise = -np.log(chances)
-        parts = np.where(chances > 0, chances * surprise, 0.0)
-        entropy = np.add.accumulate(parts, 1)[:, -1:]
+        entropy = np.cumsum(np.where(chances > 0, chances * surprise, 0.0))[-1]
         oddness = np.where(values == BANNED, math.inf, np.abs(surprise - entropy))
-    order = np.argsort(oddness, 1, kind="stable")
-    sums = np.add.accumulate(np.take_along_axis(chances, order, 1), 1)
-    near = np.ones(values.shape, bool)
-    near[:, 1:] = sums[:, :-1] <= limits
+    order = np.argsort(oddness, kind="stable")
+    near = np.ones(len(values), bool)
+    near[1:] = np.cumsum(chances[order])[:-1] <= limit
     kept = np.empty_like(near)
-    np.put_along_axis(kept, order, near, 1)
-    kept |= limits >= 1
-    moved = np.argsort(~kept, 1, kind="stable")
-    values = np.where(kept, values, BANNED)
-    return np.take_along_axis(values, moved, 1), np.take_along_axis(ids, moved, 1)
+    kept[order] = near
+    return kept

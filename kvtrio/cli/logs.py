@@ -13,14 +13,23 @@ from attrs import field, frozen
 
 import kvtrio
 from kvtrio.backends.base import BackendInfo
+from kvtrio.cli.backend import CPU
 from kvtrio.cli.prepare import Prepared
 from kvtrio.config import ConfigError, LogSettings
 from kvtrio.obs.events import ServerStart
 from kvtrio.obs.logging import Clock, Log, library_bridge, open_log_file
 from kvtrio.obs.schema import Digest, Level
-from kvtrio.obs.words import ComputeType, DeviceKind, TemplateSource
+from kvtrio.obs.words import (
+    BackendKind,
+    CacheKind,
+    ComputeType,
+    DeviceKind,
+    InstructionSet,
+    TemplateSource,
+)
 
 Word = TypeVar("Word", bound=Enum)
+Other = TypeVar("Other", bound=Enum | None)
 
 
 def open_log(settings: LogSettings, stack: ExitStack) -> Log:
@@ -50,6 +59,8 @@ class Begun:
 def server_start(prepared: Prepared, info: BackendInfo, begun: Begun) -> ServerStart:
     """What was set up, in numbers. The digest's key lives as long as the process."""
     scheduling, settings = prepared.config.scheduling, prepared.backend_settings
+    is_cpu = info.name == CPU
+    compute = ComputeType.FILE.value if is_cpu else settings.dtype
     major, minor, patch = map(int, re.findall(r"\d+", kvtrio.__version__)[:3])
     return ServerStart(
         port=urlsplit(begun.url).port or 0,
@@ -58,7 +69,12 @@ def server_start(prepared: Prepared, info: BackendInfo, begun: Begun) -> ServerS
         version_minor=minor,
         version_patch=patch,
         device=_word(DeviceKind, settings.device.partition(":")[0], DeviceKind.OTHER),
-        compute_type=_word(ComputeType, settings.dtype, ComputeType.OTHER),
+        backend=_word(BackendKind, info.name, BackendKind.OTHER),
+        compute_type=_word(ComputeType, compute, ComputeType.OTHER),
+        key_type=_word(CacheKind, settings.key_type if is_cpu else compute, CacheKind.OTHER),
+        value_type=_word(CacheKind, settings.value_type if is_cpu else compute, CacheKind.OTHER),
+        instruction_set=_word(InstructionSet, info.numerics, None),
+        num_converted=info.num_converted,
         template=_template_source(prepared),
         num_threads=settings.num_threads,
         num_places=scheduling.parallel,
@@ -83,5 +99,5 @@ def _template_source(prepared: Prepared) -> TemplateSource:
     return TemplateSource.DEFAULT if prepared.served.template_note else TemplateSource.MODEL
 
 
-def _word(words: type[Word], value: str, other: Word) -> Word:
+def _word(words: type[Word], value: str, other: Other) -> Word | Other:
     return next((word for word in words if word.value == value), other)

@@ -5,7 +5,16 @@ from kvtrio.core.types import FinishReason, GapCause, RejectReason, RequestId, R
 from kvtrio.engine.records import BreachReason
 from kvtrio.obs.schema import Digest, Level, event
 from kvtrio.obs.words import AdapterEvent as AdapterEvent
-from kvtrio.obs.words import ComputeType, DeviceKind, DiscardReason, Library, TemplateSource
+from kvtrio.obs.words import (
+    BackendKind,
+    CacheKind,
+    ComputeType,
+    DeviceKind,
+    DiscardReason,
+    InstructionSet,
+    Library,
+    TemplateSource,
+)
 from kvtrio.obs.words import Section as Section
 
 SCHEMA = "kvtrio.decision/1"
@@ -24,7 +33,14 @@ class ServerStart:
     version_minor: int
     version_patch: int
     device: DeviceKind
+    backend: BackendKind
     compute_type: ComputeType
+    key_type: CacheKind
+    value_type: CacheKind
+    instruction_set: InstructionSet | None
+    """None: not compiled by us."""
+    num_converted: int
+    """Tensors of a type that the backend does not compute with, kept in another."""
     template: TemplateSource
     num_threads: int | None
     num_places: int

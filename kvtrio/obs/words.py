@@ -23,12 +23,42 @@ class DeviceKind(Enum):
     OTHER = "other"
 
 
+class BackendKind(Enum):
+    """Whose arithmetic it is."""
+
+    CPU = "cpu"
+    TORCH = "torch"
+    SIM = "sim"
+    OTHER = "other"
+
+
 class ComputeType(Enum):
-    """Type of the arithmetic and of the KV cache."""
+    """Type of matrices in memory."""
 
     F32 = "f32"
     BF16 = "bf16"
+    FILE = "file"
+    """Each as the model file has it."""
     OTHER = "other"
+
+
+class CacheKind(Enum):
+    """Type of keys or values in the KV cache."""
+
+    F32 = "f32"
+    F16 = "f16"
+    BF16 = "bf16"
+    Q8_0 = "q8_0"
+    Q4_0 = "q4_0"
+    OTHER = "other"
+
+
+class InstructionSet(Enum):
+    """What compiled kernels are made for."""
+
+    AVX512 = "avx512"
+    AVX2 = "avx2"
+    PORTABLE = "portable"
 
 
 class Section(Enum):

@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 import torch
-from msgspec.structs import replace
+from attrs import evolve
 
 from harness.cpu_models import random_cpu
 from harness.native import isas
@@ -76,7 +76,7 @@ def test_scale_zero_is_the_base():
     expected = answer(on, ())
     driver = Driver(on.backend)
     use = AdapterUse(on.handles[data.digest], data.digest, 0.0)
-    out = driver.logprobs(replace(driver.chunk(0, 0, PROMPT), adapters=(use,)))
+    out = driver.logprobs(evolve(driver.chunk(0, 0, PROMPT), adapters=(use,)))
     torch.testing.assert_close(out, expected, **SAME)
 
 
@@ -87,7 +87,7 @@ def test_the_order_of_a_set_does_not_matter():
     results = []
     for uses in (on.uses(mix), on.uses(mix)[::-1]):
         driver = Driver(on.backend)
-        results.append(driver.logprobs(replace(driver.chunk(0, 0, PROMPT), adapters=uses)))
+        results.append(driver.logprobs(evolve(driver.chunk(0, 0, PROMPT), adapters=uses)))
     torch.testing.assert_close(*results, **SAME)
 
 
@@ -135,9 +135,9 @@ def test_rows_that_are_not_sampled_do_not_shift_the_head():
     expected = torch.stack([answer(on, mix)[-1] for mix in ((), [(data, 1.0)])])
     driver = Driver(on.backend)
     chunks = [
-        replace(on.chunk(driver, 0, (0, PROMPT), [(data, 1.0)]), sample=None),
+        evolve(on.chunk(driver, 0, (0, PROMPT), [(data, 1.0)]), sample=None),
         on.chunk(driver, 1, (0, PROMPT), ()),
-        replace(on.chunk(driver, 2, (0, PROMPT), ()), sample=None),
+        evolve(on.chunk(driver, 2, (0, PROMPT), ()), sample=None),
         on.chunk(driver, 3, (0, PROMPT), [(data, 1.0)]),
     ]
     torch.testing.assert_close(driver.logprobs(*chunks), expected, **SAME)
@@ -150,7 +150,7 @@ def test_handles_are_never_given_out_again():
     backend.unload_adapter(one)
     assert backend.load_adapter(random_adapter(PLAIN, 1)) != one
     use = AdapterUse(one, bytes(32), 1.0)
-    chunk = replace(Driver(backend).chunk(0, 0, PROMPT), adapters=(use,))
+    chunk = evolve(Driver(backend).chunk(0, 0, PROMPT), adapters=(use,))
     with pytest.raises(KeyError):
         backend.step(Batch(0, (chunk,)))
     with pytest.raises(KeyError):

@@ -6,7 +6,7 @@ from random import Random
 import numpy as np
 import pytest
 import torch
-from msgspec.structs import replace
+from attrs import evolve
 
 from harness.cpu_models import cpu_settings, load_cpu, random_cpu, require_kernels
 from harness.native import isas
@@ -206,7 +206,7 @@ def test_reported_logprobs_are_those_of_the_raw_logits():
     backend = random_cpu(PLAIN)
     driver = Driver(backend)
     params = SamplingParams(temperature=0.0, logit_bias=((5, 1000.0),), num_logprobs=3)
-    chunk = replace(driver.chunk(1, 0, [1, 2, 3]), sample=replace(GREEDY, params=params))
+    chunk = evolve(driver.chunk(1, 0, [1, 2, 3]), sample=evolve(GREEDY, params=params))
     expected = driver.logprobs(chunk)[0]
     (sampled,) = backend.step(Batch(0, (chunk,))).sampled
     assert sampled is not None
@@ -224,7 +224,7 @@ def test_requests_sample_as_on_the_reference():
     drivers = [Driver(backend) for backend in backends]
     for step in range(20):
         rows = [
-            replace(
+            evolve(
                 GREEDY,
                 params=SamplingParams(
                     temperature=rng.choice([0.0, 0.5, 2.0]),
@@ -271,7 +271,7 @@ def test_a_table_that_does_not_cover_its_chunk_is_a_bug():
     driver = Driver(random_cpu(PLAIN))
     chunk = driver.chunk(1, 0, PROMPT[:20])
     with pytest.raises(RuntimeError, match="does not cover"):
-        driver.tokens(replace(chunk, block_tables=((chunk.block_tables[0][0],),)))
+        driver.tokens(evolve(chunk, block_tables=((chunk.block_tables[0][0],),)))
 
 
 def test_a_closed_backend_gives_its_memory_back():

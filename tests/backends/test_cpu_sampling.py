@@ -107,8 +107,26 @@ def test_a_row_asks_for_what_can_decide_it():
 
 def test_a_row_that_depends_on_all_logits_asks_for_none():
     """It is looked at whole: without top-k, with a standard deviation, or with very many."""
-    for one in (row(top_k=0), row(top_n_sigma=1.0), row(top_k=MAX_CANDIDATES + 1)):
-        assert plan_rows([one], VOCAB)[0].num_candidates == 0
+    many = MAX_CANDIDATES + 1
+    for params in ({"top_k": 0, "top_p": 1.0, "min_p": 0.0}, {"top_n_sigma": 1.0},
+                   {"top_k": many}, {"top_k": 0, "repeat_penalty": 1.5}):  # fmt: skip
+        assert plan_rows([row(recent=(1,), **params)], VOCAB)[0].num_candidates == 0
+
+
+def test_all_tokens_are_ranked_only_where_the_best_do_not_decide():
+    """Without top-k the other filters leave few of a peaked row, and many of a flat one."""
+    one = row(0.7, top_k=0)
+    (plan,) = plan_rows([one], VOCAB)
+    assert (plan.num_candidates, plan.needs_log_sum) == (MAX_CANDIDATES, True)
+    generator = np.random.default_rng(2)
+    for width in (3.0, 0.01):
+        logits = generator.normal(0, width, (1, VOCAB)).astype(np.float32)
+        (expected,) = torch_sampling.sample_rows(torch.from_numpy(logits), [one])
+        assert sampled(logits, [one]) == (expected,)
+        is_decided = width == 3.0
+        found = candidates(logits, [one])
+        found.logits[:] = 0.0
+        assert (sample_rows([plan], found) == (expected,)) == is_decided
 
 
 def test_edits_can_bring_a_token_up_and_drop_all_the_best():

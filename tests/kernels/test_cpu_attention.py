@@ -2,7 +2,8 @@
 
 Tolerances: f32 arithmetic loses 1e-6 of what comes out, as the root of mean squares; where pairs of
 bf16 are multiplied (AVX-512, all types but F32), q, k, v and the weights lose up to 2^-9 each,
-0.6 % together at scores with a spread of 3. Against numbers that were never stored the loss of the type is added.
+0.6 % together at scores with a spread of 3. Against numbers that were never stored the loss of the
+type is added.
 """
 
 from collections.abc import Iterator

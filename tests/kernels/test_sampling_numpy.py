@@ -11,51 +11,36 @@ from harness.naive_sampling import BANNED, VOCAB, Close, Row, naive, rows, vocab
 from kvtrio.kernels import sampling_numpy as kernels
 
 
-def filters(each: list[Row]) -> kernels.Filters:
-    def column(values: list[float]) -> kernels.Floats:
-        return np.array(values)[:, None]
-
-    return kernels.Filters(
-        typical_p=column([row.typical_p for row in each]),
-        top_p=column([row.top_p if row.top_p < 1 else math.inf for row in each]),
-        min_gap=column([math.log(row.min_p) if row.min_p else -math.inf for row in each]),
-        temperature=column([row.temperature for row in each]),
-        draw=column([row.draw for row in each]),
+def choose(logits: list[float], row: Row) -> int:
+    """Rank the row, then the filters on it, in both ways where both can."""
+    line = np.array(logits, np.float32)
+    ranked, ids = kernels.best(line, min(row.top_k or VOCAB, len(logits)))
+    if row.top_n_sigma > 0:
+        kept = ranked >= kernels.sigma_floor(line, row.top_n_sigma)
+        ranked, ids = ranked[kept], ids[kept]
+    filters = kernels.Filters(
+        row.typical_p,
+        row.top_p,
+        math.log(row.min_p) if row.min_p else -math.inf,
+        row.temperature,
+        row.draw,
     )
-
-
-def choose(logits: list[list[float]], each: list[Row]) -> list[int]:
-    """Rank every row, then the filters on all of them together."""
-    values = np.full((len(each), VOCAB), BANNED)
-    ids = np.zeros((len(each), VOCAB), np.int64)
-    for n, (raw, row) in enumerate(zip(logits, each, strict=True)):
-        line = np.array(raw, np.float32)
-        ranked, places = kernels.best(line, min(row.top_k or VOCAB, len(raw)))
-        values[n, : len(ranked)], ids[n, : len(ranked)] = ranked, places
-        if row.top_n_sigma > 0:
-            values[n, values[n] < kernels.sigma_floor(line, row.top_n_sigma)] = BANNED
-    return kernels.choose(values, ids, filters(each)).tolist()
+    token = kernels.choose(ranked.astype(np.float64), ids, filters)
+    if row.typical_p >= 1:
+        assert kernels.choose_of_few(ranked.tolist(), ids.tolist(), filters) == token
+    return token
 
 
 @pytest.mark.slow
-@settings(max_examples=300, deadline=None)
-@given(st.lists(st.tuples(vocabularies, rows), min_size=1, max_size=4))
-def test_choose_equals_the_naive_filters(cases):
-    """Every row of a mixed batch gets the token that the plain filters give it."""
+@settings(max_examples=1000, deadline=None)
+@given(vocabularies, rows)
+def test_choose_equals_the_naive_filters(logits, row):
+    """Few or many, the candidates give the token that the plain filters give."""
     try:
-        expected = [naive(logits, row) for logits, row in cases]
+        expected = naive(logits, row)
     except Close:
         assume(False)
-    assert choose([logits for logits, _ in cases], [row for _, row in cases]) == expected
-
-
-@pytest.mark.slow
-@settings(max_examples=100, deadline=None)
-@given(st.lists(st.tuples(vocabularies, rows), min_size=2, max_size=6))
-def test_choose_does_not_depend_on_the_other_rows(cases):
-    """A row alone and the same row among others give the same token."""
-    together = choose([logits for logits, _ in cases], [row for _, row in cases])
-    assert together == [choose([logits], [row])[0] for logits, row in cases]
+    assert choose(logits, row) == expected
 
 
 @pytest.mark.slow
@@ -74,12 +59,12 @@ def test_best_ranks_by_value_then_id(logits, count):
 def test_the_largest_draw_takes_a_token_that_can_be_drawn():
     """A draw that rounds to the whole still ends at the last token with a chance."""
     row = Row(draw=1.0 - 2.0**-53)
-    assert choose([[5.0, 4.0, BANNED, -2000.0]], [row]) == [1]
+    assert choose([5.0, 4.0, BANNED, -2000.0], row) == 1
 
 
 def test_a_tiny_temperature_is_greedy_and_harmless():
     """Dividing by almost nothing leaves the best token, without a NaN or a warning."""
-    assert choose([[1.0, 50.0, -50.0]], [Row(temperature=5e-324, draw=0.999)]) == [1]
+    assert choose([1.0, 50.0, -50.0], Row(temperature=5e-324, draw=0.999)) == 1
 
 
 def test_edits_add_bias_before_penalties():

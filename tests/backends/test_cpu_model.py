@@ -1,0 +1,106 @@
+"""Names turned into native indices, and weights on their way into memory."""
+
+import gguf
+import numpy as np
+import pytest
+from attrs import evolve
+
+from harness.torch_models import ODD, PLAIN, WINDOWED
+from kvtrio.backends.cpu_model import Names, attention, lowered, rope
+from kvtrio.backends.cpu_native import aligned, num_cores
+from kvtrio.backends.cpu_program import Kind, program
+from kvtrio.backends.cpu_weights import is_finite
+from kvtrio.kernels import cpu_abi as abi
+from kvtrio.model.spec import RopeSpec, RopeStyle
+
+Type = gguf.GGMLQuantizationType
+
+
+def test_a_plain_program_runs_on_fixed_buffers():
+    """Products add to the residual, q and attention have places of their own."""
+    names = Names()
+    ops = lowered(program(PLAIN), names)
+    kinds = [abi.OpKind(op.kind).name for op in ops]
+    assert kinds[:6] == ["EMBED", "QKV", "ATTENTION", "LINEAR", "GATED", "LINEAR"]
+    assert kinds[-7:] == ["SAMPLED", "ATTENTION", "LINEAR", "GATED", "LINEAR", "LOGITS", "SAMPLE"]
+    places = [(abi.Buffer(op.input).name, abi.Buffer(op.output).name) for op in ops[1:6]]
+    assert places == [
+        ("RESIDUAL", "QUERY"),
+        ("QUERY", "ATTENDED"),
+        ("ATTENDED", "RESIDUAL"),
+        ("RESIDUAL", "HIDDEN"),
+        ("HIDDEN", "RESIDUAL"),
+    ]
+    assert len(names.matrices) == 2 + 3 * 7
+    assert [names.matrices[f"blk.0.attn_{part}.weight"] for part in "qkv"] == list(ops[1].matrices)
+    assert ops[1].norm == names.vectors["blk.0.attn_norm.weight"]
+    assert list(ops[1].biases) == [abi.NONE] * 3
+
+
+def test_branches_with_a_post_norm_wait_in_their_own_buffer():
+    """The addition names the norm; a tied head is the embedding's matrix."""
+    names = Names()
+    ops = lowered(program(WINDOWED), names)
+    assert (ops[3].output, ops[4].kind) == (abi.Buffer.BRANCH, abi.OpKind.ADD_NORM)
+    assert ops[4].norm == names.vectors["blk.0.post_attention_norm.weight"]
+    assert ops[-2].matrices[0] == ops[0].matrices[0]
+    assert ops[4 + 1].activation == abi.Activation.GELU_TANH
+
+
+def test_biases_and_caps_are_passed_on():
+    """Where the model has them."""
+    names = Names()
+    ops = lowered(program(ODD), names)
+    assert ops[1].biases[2] == names.vectors["blk.0.attn_v.bias"]
+    assert ops[3].biases[0] == names.vectors["blk.0.attn_output.bias"]
+    assert ops[-2].softcap == 3.0
+    assert attention(ODD.layers[1].attention, 1, names).softcap == 5.0
+    assert attention(ODD.layers[1].attention, 1, names).window == 9
+
+
+def test_a_value_that_is_gone_is_not_read():
+    """A program that needs two residuals at once does not fit and is refused."""
+    ops = list(program(PLAIN))
+    (place,) = [i for i, op in enumerate(ops[:6]) if op.kind is Kind.GATED]
+    ops[place] = evolve(ops[place], inputs=(0,))
+    with pytest.raises(ValueError, match=f"operation {place} reads a value that is gone"):
+        lowered(tuple(ops), Names())
+
+
+def test_equal_ropes_are_one():
+    """Layers share their angles; a layer without rope names none."""
+    names = Names()
+    plain = RopeSpec(style=RopeStyle.NEOX, num_rotated=8, base=1e4)
+    scaled = evolve(plain, scale=0.5, factors="rope_freqs.weight")
+    assert [names.rope(each) for each in (plain, scaled, plain)] == [0, 1, 0]
+    assert names.rope(evolve(plain, style=RopeStyle.NONE)) == abi.NONE
+    assert rope(scaled, names).factors == names.vectors["rope_freqs.weight"]
+    assert rope(plain, names).factors == abi.NONE
+
+
+@pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0",
+                                  "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS",
+                                  "MXFP4"])  # fmt: skip
+def test_a_weight_that_is_no_number_is_found_in_every_type(kind):
+    """Exactly where the values that the bytes stand for are not all finite, whatever the bytes."""
+    rng = np.random.default_rng(3)
+    stored = Type[kind]
+    _, num_bytes = gguf.GGML_QUANT_SIZES[stored]
+    answers = set()
+    for _ in range(400):
+        block = rng.integers(0, 256, (1, num_bytes), np.uint8)
+        with np.errstate(all="ignore"):
+            values = gguf.quants.dequantize(block, stored)
+        expected = bool(np.isfinite(values).all())
+        answers.add(expected)
+        if kind != "MXFP4":
+            assert is_finite(block.ravel(), stored) == expected
+        else:  # a block without its largest values may pass with an exponent that is refused
+            assert expected or not is_finite(block.ravel(), stored)
+    assert answers == {True, False} or kind == "F32"
+
+
+def test_the_machine_has_cores():
+    """At least one, and sizes are rounded up to whole cache lines."""
+    assert num_cores() >= 1
+    assert [aligned(size) for size in (0, 1, 64, 65)] == [0, 64, 64, 128]
