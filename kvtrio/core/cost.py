@@ -140,6 +140,10 @@ class CostModel:
     prior: tuple[float, ...] = SLOW
     weights: list[float] = field(init=False)
     num_observed: int = field(init=False, default=0)
+    most_rows: int = field(init=False, default=0)
+    """Decoding rows of the fullest step that was measured."""
+    most_adapters: int = field(init=False, default=0)
+    """And adapters among them."""
     _gram: list[list[float]] = field(init=False)
     _moment: list[float] = field(init=False)
     _anchor: list[float] = field(init=False)
@@ -167,6 +171,9 @@ class CostModel:
             self._note(ratio)
         self._alarm = max(ratio, 1.0 + CALM * (self._alarm - 1.0))
         self.num_observed += 1
+        self.most_rows = max(self.most_rows, load.num_decode_rows)
+        among_rows = min(load.num_adapters, load.num_decode_rows)
+        self.most_adapters = max(self.most_adapters, among_rows)
         # Errors count relative to the step: a short one is to be predicted as well as a long one.
         # One that took much longer than thought proves the fit wrong: it counts in full.
         share = TYPICAL_S / max(seconds, TYPICAL_S / MOST_SHARE)
