@@ -51,7 +51,7 @@ inline void test_model_faults() {
     refused([](Tables& t) { t.vectors[0].size = 0; });
     refused([](Tables& t) { t.caches[1].block_size = 8; });
     refused([](Tables& t) { t.caches[0].group = kNumGroups; });
-    refused([](Tables& t) { t.ropes[1].factors = 1; });
+    refused([](Tables& t) { t.ropes[1].factors = 2; });
     refused([](Tables& t) { t.attentions[0].num_heads = 3; });
     refused([](Tables& t) { t.attentions[0].rope = 2; });
     refused([](Tables& t) { t.program[1].matrices[2] = 0; });
