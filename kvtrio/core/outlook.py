@@ -131,15 +131,15 @@ def _reading_s(view: View, rows: Load, requests: tuple[RequestView, ...]) -> flo
     if not requests:
         return 0.0
     limit_s = RESERVE * (view.max_gap_s if rows.num_decode_rows else view.max_step_s)
-    rows_s = view.cost.predict(rows)
     work_s = sum(_work_s(view, r.num_computed_tokens, r.num_missing) for r in requests)
     num_tokens = sum(request.num_missing for request in requests)
     least_s = _work_s(view, requests[-1].num_computed_tokens, LEAST_TOKENS)
-    left_s = max(limit_s - rows_s, least_s)
+    # Steps are planned with a margin, and take what they take.
+    left_s = max(limit_s / view.cost.margin - view.cost.expect(rows), least_s)
     num_steps = max(1.0, work_s / left_s, num_tokens / view.max_batch_tokens)
-    return work_s + num_steps * rows_s
+    return work_s + num_steps * view.cost.expect(rows)
 
 
 def _work_s(view: View, start: int, num_tokens: int) -> float:
     """What reading adds to a step."""
-    return view.cost.predict(Load().plus_chunk(start, num_tokens)) - view.cost.predict(Load())
+    return view.cost.expect(Load().plus_chunk(start, num_tokens)) - view.cost.expect(Load())

@@ -15,6 +15,7 @@ from attrs import define, field
 
 from kvtrio.core.cost import Load
 from kvtrio.core.policy import RequestView, View
+from kvtrio.core.types import RequestId
 
 LEAST_TOKENS = 8
 """A prompt that is read is to progress by as much in each step: half a block or less, since late in
@@ -36,6 +37,8 @@ class Starts:
     _crowd: Load = field(init=False)
     """One token for all that run, and for those that were noted."""
     _adapters: set[int] = field(init=False)
+    overdue: RequestId | None = field(init=False, default=None)
+    """One that starts though the bound is lost by it: then it is also to read."""
     _num_noted: int = field(init=False, default=0)
     _is_barred: bool = field(init=False, default=False)
     """One that has waited long is next, whoever fits meanwhile."""
@@ -49,8 +52,8 @@ class Starts:
         )
 
     def may_start(self, request: RequestView) -> bool:
-        if self._is_barred:
-            return False
+        if self._is_barred or self.overdue is not None:
+            return self.overdue == request.request_id
         if self._crowd.num_decode_rows == 0 or self.view.max_gap_s == inf:
             return True
         if not self._is_near(request):
@@ -59,6 +62,7 @@ class Starts:
             return True
         now, arrival_s = self.view.now, request.arrival_s
         if not self._num_noted and now - max(arrival_s, self.view.last_start_s) >= AGEING_S:
+            self.overdue = request.request_id
             return True
         self._is_barred = now - arrival_s >= AGEING_S
         return False
