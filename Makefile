@@ -29,13 +29,15 @@ test: $(VENV)/.test
 
 check: lint types test
 
-# Tables, no verdicts: scheduling, the prefix index, returning conversations, lateness at the client.
+# Tables, no verdicts: scheduling, the prefix index, returning conversations, lateness at the client,
+# what lies between two steps.
 bench: $(VENV)/.test
 	$(BIN)/python tests/bench/policies.py
 	$(BIN)/python tests/bench/core_cost.py
 	$(BIN)/python tests/bench/index_cost.py
 	$(BIN)/python tests/bench/returning.py
 	$(BIN)/python tests/bench/streams.py
+	$(BIN)/python tests/bench/between_steps.py
 
 # Compiles the kernels again, beside their sources; unlike at install, a failure is an error. Takes
 # setuptools from an environment that `make test` has set up.

@@ -146,6 +146,7 @@ class CpuBackend:
             for copy in batch.copies:
                 _copy(parts, copy)
             return
+        parts.native.cdll.kvt_team_wake(parts.native.team)  # meanwhile the step is written
         step = parts.writer.write(batch, plans, parts.adapters.loaded)
         parts.native.check(parts.native.cdll.kvt_step_run(parts.model.handle, ctypes.byref(step)))
 

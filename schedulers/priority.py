@@ -46,9 +46,9 @@ def _takers(view: View) -> dict[RequestId, RequestView]:
     """Waiting requests of a higher class that find no place, and whose place each takes: anybody's
     of a lower class, or, if it waits for one place, the holder's."""
     places, takers = view.num_free_places, dict[RequestId, RequestView]()
-    wanting = sorted(view.waiting + view.blocked, key=lambda request: -request.priority)
-    if not wanting or wanting[0].priority <= _lowest(view):
+    if view.highest_waiting is None or view.highest_waiting <= _lowest(view):
         return takers
+    wanting = sorted(view.waiting + view.blocked, key=lambda request: -request.priority)
     running = [r for r in view.running if r.num_preemptions < MAX_PREEMPTIONS]
     running.sort(key=lambda request: (request.priority, -request.arrival_s))
     blocked = {request.request_id for request in view.blocked}

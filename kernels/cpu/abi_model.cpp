@@ -68,16 +68,17 @@ static std::unique_ptr<kvt_adapter> make_adapter(const kvt_model& model, const k
   auto adapter = std::make_unique<kvt_adapter>();
   adapter->model = &model;
   adapter->parts.resize(model.matrices.size());
+  std::vector<kvt::LowRank*> made;
   for (int32_t i = 0; i < num_parts; ++i) {
     const kvt::Matrix& matrix = model.matrix(parts[i].matrix);
-    auto part = std::make_unique<kvt::LowRank>();
-    part->rank = parts[i].rank;
-    part->rows = matrix.rows;
-    part->cols = matrix.cols;
-    part->scaling = parts[i].scaling;
-    if (!kvt::fill_low_rank(*part, parts[i].a, parts[i].b)) throw std::bad_alloc();
+    auto part = std::make_unique<kvt::LowRank>(
+        kvt::LowRank{parts[i].rank, matrix.rows, matrix.cols, parts[i].scaling, nullptr});
+    made.push_back(part.get());
     adapter->parts[static_cast<size_t>(parts[i].matrix)] = std::move(part);
   }
+  adapter->memory = kvt::place_low_rank(made);
+  if (!adapter->memory.data()) throw std::bad_alloc();
+  for (size_t i = 0; i < made.size(); ++i) kvt::fill_low_rank(*made[i], parts[i].a, parts[i].b);
   for (const kvt_op& op : model.program) {
     int64_t ranks = 0;
     for (int i = 0; i < kvt::num_products(op); ++i) {
@@ -108,11 +109,7 @@ int32_t kvt_adapter_new(kvt_model* model, const kvt_low_rank* parts, int32_t num
 void kvt_adapter_free(kvt_adapter* adapter) { delete adapter; }
 
 int64_t kvt_adapter_bytes(const kvt_adapter* adapter) {
-  int64_t bytes = 0;
-  for (const auto& part : adapter->parts) {
-    if (part) bytes += 4 * part->num_values();
-  }
-  return bytes;
+  return static_cast<int64_t>(adapter->memory.bytes());
 }
 
 int32_t kvt_step_run(kvt_model* model, const kvt_step* step) {

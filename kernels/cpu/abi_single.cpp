@@ -205,20 +205,24 @@ int32_t kvt_low_rank_add(kvt_team* team, const kvt_low_rank* parts, const float*
   if (!team || !parts || !scales || num_parts < 1 || !x || !out || n < 1)
     return fail(KVT_E_ARGUMENT, "low_rank_add");
   return kvt::guarded([&] {
-    std::vector<kvt::LowRank> changes(static_cast<size_t>(num_parts));
-    std::vector<kvt::UseRows> uses(static_cast<size_t>(num_parts));
-    std::vector<kvt::Change> list;
-    std::vector<std::vector<float>> inner(static_cast<size_t>(num_parts));
+    std::vector<kvt::LowRank> changes;
+    std::vector<kvt::LowRank*> places;
+    changes.reserve(static_cast<size_t>(num_parts));
     for (int32_t i = 0; i < num_parts; ++i) {
-      const auto k = static_cast<size_t>(i);
-      changes[k].rank = parts[i].rank;
-      changes[k].rows = rows;
-      changes[k].cols = cols;
-      changes[k].scaling = parts[i].scaling;
-      if (!kvt::fill_low_rank(changes[k], parts[i].a, parts[i].b)) throw std::bad_alloc();
-      uses[k] = kvt::UseRows{nullptr, scales[i], {{0, n}}};
-      inner[k].resize(static_cast<size_t>(n * parts[i].rank));
-      list.push_back(kvt::Change{&changes[k], &uses[k], 0, inner[k].data()});
+      changes.push_back({parts[i].rank, rows, cols, parts[i].scaling, nullptr});
+      places.push_back(&changes.back());
+    }
+    const kvt::Region memory = kvt::place_low_rank(places);
+    if (!memory.data()) throw std::bad_alloc();
+    std::vector<kvt::UseRows> uses;
+    std::vector<std::vector<float>> inner;
+    std::vector<kvt::Change> list;
+    uses.reserve(changes.size());
+    for (size_t i = 0; i < changes.size(); ++i) {
+      kvt::fill_low_rank(changes[i], parts[i].a, parts[i].b);
+      uses.push_back({nullptr, scales[i], {{0, n}}});
+      inner.emplace_back(static_cast<size_t>(n * parts[i].rank));
+      list.push_back({&changes[i], &uses[i], 0, inner[i].data()});
     }
     const kvt::Output output{0, out, rows};
     auto stage = [&](kvt::Worker& worker) { kvt::add_low_rank(worker, list, x, n, &output, 1); };

@@ -23,19 +23,17 @@ constexpr int64_t kOutputTile = 32;  // outputs that one panel of B covers
 struct LowRank {
   int64_t rank = 0, rows = 0, cols = 0;
   float scaling = 0;
-  Region memory;
+  float* values = nullptr;  // [num_values()], aligned to 64 bytes
 
   int64_t padded_cols() const { return (cols + kWidth - 1) / kWidth * kWidth; }
   int64_t num_panels() const { return (rows + kOutputTile - 1) / kOutputTile; }
-  float* a() const { return memory.as<float>(); }
+  float* a() const { return values; }
   float* b() const { return a() + rank * padded_cols(); }
   int64_t num_values() const { return rank * padded_cols() + num_panels() * rank * kOutputTile; }
 };
 
-// a [rank, cols], b [rows, rank]; false where there is no memory.
-inline bool fill_low_rank(LowRank& part, const float* a, const float* b) {
-  part.memory = Region(sizeof(float) * static_cast<size_t>(part.num_values()));
-  if (!part.memory.data()) return false;
+// `values` from a [rank, cols] and b [rows, rank]; it is all zeros before.
+inline void fill_low_rank(const LowRank& part, const float* a, const float* b) {
   for (int64_t r = 0; r < part.rank; ++r) {
     std::memcpy(part.a() + r * part.padded_cols(), a + r * part.cols,
                 sizeof(float) * static_cast<size_t>(part.cols));
@@ -44,7 +42,19 @@ inline bool fill_low_rank(LowRank& part, const float* a, const float* b) {
     float* panel = part.b() + o / kOutputTile * part.rank * kOutputTile + o % kOutputTile;
     for (int64_t r = 0; r < part.rank; ++r) panel[r * kOutputTile] = b[o * part.rank + r];
   }
-  return true;
+}
+
+// Memory for the values of all `parts`, which are set to point into it; without data: there is none.
+inline Region place_low_rank(const std::vector<LowRank*>& parts) {
+  int64_t count = 0;
+  for (const LowRank* part : parts) count += part->num_values();
+  Region memory(sizeof(float) * static_cast<size_t>(count));
+  float* next = memory.as<float>();
+  for (LowRank* part : parts) {
+    part->values = next;
+    if (next) next += part->num_values();
+  }
+  return memory;
 }
 
 // Dot products of R rows of x with K rows of A: inner[row * inner_stride + k] = factor * sum.

@@ -8,18 +8,26 @@
 namespace kvt {
 namespace products {
 
-constexpr int64_t kAhead = 4096;  // bytes between what is read and what is fetched
+constexpr int64_t kAhead = 6144;  // bytes between what is read and what is fetched
 
-// What one tile of a unit shall fetch. The only tile of a panel reads memory all the time: it
-// fetches what it will need soon, past the panel's end too, since the next one follows. Of several,
-// each fetches a share of the next panel.
-inline Fetch fetch_for(const Matrix& matrix, int64_t panel, int64_t tile, int64_t num_tiles) {
+inline const uint8_t* panel_at(const Matrix& matrix, int64_t panel) {
+  return matrix.data + panel * panel_bytes(matrix.type, matrix.cols);
+}
+
+inline int64_t num_tiles(const Unit& unit) {
+  return divide_up(unit.last_row - unit.first_row, kInputRows);
+}
+
+// What one of a unit's tiles shall fetch. The only tile of a panel reads memory all the time: it
+// fetches what comes soon, past the panel's end too. Of several, each fetches a share of the next
+// panel.
+inline Fetch fetch_for(const Matrix& matrix, const Unit& unit, int64_t tile) {
   const int64_t bytes = panel_bytes(matrix.type, matrix.cols);
   const int64_t steps = divide_up(matrix.cols, 32);
-  const uint8_t* at = matrix.data + panel * bytes;
-  const int64_t lines = divide_up(bytes, kLine * steps * num_tiles);
-  const int64_t ahead = num_tiles == 1 ? kAhead : bytes + tile * steps * lines * kLine;
-  return {at + ahead, static_cast<int>(lines)};
+  const int64_t lines = divide_up(bytes, kLine * steps * num_tiles(unit));
+  const int64_t ahead = num_tiles(unit) == 1 ? kAhead : bytes + tile * steps * lines * kLine;
+  return {panel_at(matrix, unit.panel) + ahead, panel_at(matrix, unit.end_panel),
+          static_cast<int>(lines)};
 }
 
 // The inputs of a block of six rows.
@@ -34,12 +42,10 @@ inline const void* block_inputs(const Input& input, int32_t type, int64_t block)
 // sums [rows][32] of rows first.. of the input, a block or its beginning, with a unit's panel.
 inline void multiply_block(const Input& input, const Matrix& matrix, const Unit& unit,
                            int64_t first, int64_t rows, float* sums) {
-  const int64_t num_tiles = divide_up(unit.last_row - unit.first_row, kInputRows);
-  const int64_t number = (first - unit.first_row) / kInputRows;
-  const uint8_t* panel = matrix.data + unit.panel * panel_bytes(matrix.type, matrix.cols);
-  tiles_of(matrix.type)[rows - 1]({panel, block_inputs(input, matrix.type, first / kInputRows),
-                                   matrix.cols, sums,
-                                   fetch_for(matrix, unit.panel, number, num_tiles)});
+  const int64_t tile = (first - unit.first_row) / kInputRows;
+  tiles_of(matrix.type)[rows - 1]({panel_at(matrix, unit.panel),
+                                   block_inputs(input, matrix.type, first / kInputRows),
+                                   matrix.cols, sums, fetch_for(matrix, unit, tile)});
 }
 
 inline void finish_panel(const Unit& unit, float* sums, const float* gates, float* out) {
@@ -71,10 +77,10 @@ inline void multiply_unit(const Input& input, const Unit& unit) {
 inline void multiply(Worker& worker, const Input& input, const Product* products,
                      int num_products) {
   const products::Plan plan = products::make_plan(worker, input, products, num_products);
-  products::Items items(worker, plan);
-  for (int64_t first, last; items.take(first, last);) {
-    for (; first < last; ++first) {
-      products::multiply_unit(input, products::unit_at(plan, first, input.n));
+  products::Runs runs(worker, plan);
+  for (products::Run run = runs.take(); !run.is_empty(); run = runs.take()) {
+    for (; !run.is_empty(); ++run.first) {
+      products::multiply_unit(input, products::unit_at(plan, run, input.n));
     }
   }
 }

@@ -16,10 +16,11 @@ constexpr int kGroupVectors = 8;
 // Memory to bring into the cache meanwhile: so many lines of 64 bytes with every step of a tile.
 struct Fetch {
   const uint8_t* next;
+  const uint8_t* end;
   int lines;
 
   KVT_INLINE void step() {
-    for (int i = 0; i < lines; ++i, next += kLine) __builtin_prefetch(next);
+    for (int i = 0; i < lines && next < end; ++i, next += kLine) __builtin_prefetch(next);
   }
 };
 

@@ -102,6 +102,7 @@ struct kvt_model {
 struct kvt_adapter {
   const kvt_model* model;
   std::vector<std::unique_ptr<kvt::LowRank>> parts;  // [num_matrices]; null: none
+  kvt::Region memory;
   int64_t most_ranks = 0;  // of all matrices of one op together
 
   const kvt::LowRank* part(int32_t matrix) const {

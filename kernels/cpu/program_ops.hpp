@@ -1,6 +1,7 @@
 // The ops with products, and attention.
 #pragma once
 
+#include "program_head.hpp"
 #include "program_input.hpp"
 
 namespace kvt {
@@ -127,6 +128,7 @@ inline void Runner::logits(const kvt_op& op, const OpPlan& plan) {
   const Product product = plain_product(model_.matrix(op.matrices[0]), nullptr, out);
   multiply(worker_, input, &product, 1);
   barrier(KVT_PROFILE_MAIN);
+  refine_logits(op, plan);
   const Output output{op.matrices[0], out, model_.vocab_size};
   if (has_changes(op)) add_changes(plain_input(op, x), &output, 1);
   if (op.softcap > 0.0f) softcap_logits(op.softcap);

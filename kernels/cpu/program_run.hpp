@@ -85,6 +85,9 @@ class Runner {
   void gated(const kvt_op& op, const OpPlan& plan);
   void logits(const kvt_op& op, const OpPlan& plan);
   void softcap_logits(float cap);
+  // program_head.hpp
+  void refine_logits(const kvt_op& op, const OpPlan& plan);
+  void refine_row(const kvt_op& op, int64_t row);
   // program_input.hpp
   Input prepare(const kvt_op& op, const OpPlan& plan, const float* x);
   Input prepare_own(const kvt_op& op, const OpPlan& plan, const float* x);

@@ -123,25 +123,41 @@ class Team {
   void barrier() {
     const uint32_t generation = generation_.load(std::memory_order_relaxed);
     const auto size = static_cast<uint32_t>(workers_.size());
-    if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == size) {
-      arrived_.store(0, std::memory_order_relaxed);
-      next_.store(0, std::memory_order_relaxed);
-      generation_.store(generation + 1, std::memory_order_release);
-      return;
-    }
-    for (int i = 0; generation_.load(std::memory_order_acquire) == generation; ++i) {
-      if (i < kBarrierSpins) {
-        pause();
-      } else {
-        std::this_thread::yield();  // more threads than cores: whom we wait for needs this one
-      }
-    }
+    if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 != size) return await(generation);
+    arrived_.store(0, std::memory_order_relaxed);
+    next_.store(0, std::memory_order_relaxed);
+    generation_.store(generation + 1, std::memory_order_seq_cst);
+    if (num_waiting_.load(std::memory_order_seq_cst) == 0) return;
+    std::lock_guard<std::mutex> lock(mutex_);
+    passed_.notify_all();
   }
 
  private:
   static constexpr int kBarrierSpins = 2000;  // some 30 to 100 microseconds
   static constexpr int kSpinsPerLook = 64;    // between looks at the clock
-  static constexpr std::chrono::microseconds kSpinTime{80};
+  static constexpr std::chrono::microseconds kSpinTime{80};    // between runs
+  static constexpr std::chrono::microseconds kYieldTime{1000};  // at a barrier
+
+  static std::chrono::steady_clock::time_point now() { return std::chrono::steady_clock::now(); }
+
+  // Return when the barrier of `generation` has passed. Who waits for more than an item's time waits
+  // for a thread that the system has taken from its core: giving up this one lets it go on here.
+  void await(uint32_t generation) {
+    const auto is_passed = [&] {
+      return generation_.load(std::memory_order_seq_cst) != generation;
+    };
+    for (int i = 0; i < kBarrierSpins; ++i) {
+      if (is_passed()) return;
+      pause();
+    }
+    for (const auto end = now() + kYieldTime; now() < end; std::this_thread::yield()) {
+      if (is_passed()) return;
+    }
+    std::unique_lock<std::mutex> lock(mutex_);
+    num_waiting_.fetch_add(1, std::memory_order_seq_cst);
+    passed_.wait(lock, is_passed);
+    num_waiting_.fetch_sub(1, std::memory_order_seq_cst);
+  }
 
   // Sequentially consistent with the count of sleepers, so that either the sleeper sees the new
   // number before it sleeps, or it is seen and woken.
@@ -178,13 +194,13 @@ class Team {
 
   // Whether the epoch changed within the time to spin.
   bool spin(uint32_t seen) {
-    const auto end = std::chrono::steady_clock::now() + kSpinTime;
+    const auto end = now() + kSpinTime;
     do {
       for (int i = 0; i < kSpinsPerLook; ++i) {
         if (epoch_.load(std::memory_order_acquire) != seen) return true;
         pause();
       }
-    } while (std::chrono::steady_clock::now() < end);
+    } while (now() < end);
     return false;
   }
 
@@ -200,11 +216,13 @@ class Team {
   alignas(kLine) std::atomic<uint32_t> arrived_{0};
   alignas(kLine) std::atomic<uint32_t> generation_{0};
   alignas(kLine) std::atomic<uint32_t> epoch_{0};  // number of the newest run
-  alignas(kLine) std::atomic<int> num_parked_{0};
+  alignas(kLine) std::atomic<int> num_parked_{0};   // asleep between runs
+  std::atomic<int> num_waiting_{0};                 // asleep at a barrier
   std::atomic<bool> is_stopping_{false};
   std::atomic<bool> is_busy_{false};
   std::mutex mutex_;
-  std::condition_variable condition_;
+  std::condition_variable condition_;  // a run comes
+  std::condition_variable passed_;     // a barrier has passed
   uint64_t wakes_ = 0;  // guarded by mutex_
   Stage stage_ = nullptr;
   void* argument_ = nullptr;

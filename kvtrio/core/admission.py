@@ -1,13 +1,19 @@
-"""Who is taken in, and what those who are not are told."""
+"""Who is taken in, and what those who are not are told.
 
-from kvtrio.core.cost import Load
+A queue that somebody floods is to have room for others all the same. So a tenant may hold a few
+times the room that is left, and no more (a dynamic threshold: Choudhury and Hahne, 1998), whatever
+classes it asks for; and every class leaves a little for the others.
+"""
+
 from kvtrio.core.events import Rejected, Submit
-from kvtrio.core.request import Request
+from kvtrio.core.outlook import Outlook, turn_s
+from kvtrio.core.queue import Held
 from kvtrio.core.state import State
 from kvtrio.core.types import RejectReason
 
-MAX_LOOKED_AT = 64
-"""Waiting requests whose lengths enter a prediction one by one; the rest by their tokens."""
+TENANT_TIMES_ROOM = 4
+"""Alone, a tenant may fill four fifths of the queue; each of two, four ninths."""
+CLASS_TIMES_ROOM = 16
 
 
 def refusal(state: State, submit: Submit, now: float) -> Rejected | None:
@@ -19,53 +25,63 @@ def refusal(state: State, submit: Submit, now: float) -> Rejected | None:
         return Rejected(submit.request_id, RejectReason.EMPTY, 0, 1)
     if num_tokens >= config.max_context:
         return Rejected(submit.request_id, RejectReason.TOO_LONG, num_tokens, config.max_context)
-    return _queue_refusal(state, submit) or _deadline_refusal(state, submit, now)
+    return _queue_refusal(state, submit, now) or _deadline_refusal(state, submit, now)
 
 
-def _queue_refusal(state: State, submit: Submit) -> Rejected | None:
-    num_tokens, config = len(submit.token_ids), state.config
-    waiting = state.waiting
-    retry_s = state.mean_stay_s / config.num_places
-    if len(state.requests) >= config.num_places + config.max_waiting:
+def _queue_refusal(state: State, submit: Submit, now: float) -> Rejected | None:
+    config, waiting = state.config, state.waiting
+    mine, ours = waiting.held_by(submit.tenant), waiting.held_in(submit.priority)
+    if not _has_room(state, mine, ours):
         reason, limit = RejectReason.QUEUE_FULL, config.max_waiting
-        return Rejected(submit.request_id, reason, num_tokens, limit, retry_s)
-    limit_tokens = config.max_waiting_tokens
-    is_over = limit_tokens is not None and waiting.num_tokens + num_tokens > limit_tokens
-    # A prompt longer than the limit is taken when nothing else waits: it would never fit.
-    if is_over and len(waiting) and limit_tokens is not None:
-        reason = RejectReason.QUEUE_TOKENS
-        return Rejected(submit.request_id, reason, num_tokens, limit_tokens, retry_s)
-    return None
+    elif config.max_waiting_tokens is not None and not _has_token_room(state, submit, mine, ours):
+        reason, limit = RejectReason.QUEUE_TOKENS, config.max_waiting_tokens
+    else:
+        return None
+    num_tokens, retry_s = len(submit.token_ids), state.mean_stay_s(now) / config.num_places
+    return Rejected(submit.request_id, reason, num_tokens, limit, retry_s)
+
+
+def _has_room(state: State, mine: Held, ours: Held) -> bool:
+    """For one request more. Those that the free places are for do not count as waiting."""
+    num_free = state.places.num_free
+    room = state.config.num_places + state.config.max_waiting - len(state.requests)
+    return (
+        room > max(0, mine.num_requests - num_free) / TENANT_TIMES_ROOM
+        and room > max(0, ours.num_requests - num_free) / CLASS_TIMES_ROOM
+    )
+
+
+def _has_token_room(state: State, submit: Submit, mine: Held, ours: Held) -> bool:
+    """For its tokens. A prompt longer than the limit is taken when nothing else waits: it would
+    never fit; and a tenant's only one may take what room there is."""
+    waiting, limit, num = state.waiting, state.config.max_waiting_tokens, len(submit.token_ids)
+    assert limit is not None
+    room = limit - waiting.num_tokens - num
+    is_mine = not mine.num_requests or mine.num_tokens + num <= TENANT_TIMES_ROOM * room
+    is_ours = not ours.num_requests or ours.num_tokens + num <= CLASS_TIMES_ROOM * room
+    return not len(waiting) or (room >= 0 and is_mine and is_ours)
 
 
 def _deadline_refusal(state: State, submit: Submit, now: float) -> Rejected | None:
+    """Only those count that the policy would put ahead; but where everybody may go ahead and it is
+    in time, nobody has to be asked."""
     if submit.deadline_s is None:
         return None
-    late_s = now + predicted_start_s(state) - submit.deadline_s
+    left_s, is_full = submit.deadline_s - now, not state.places.free
+    if submit.place is None and is_full and turn_s(state, len(state.waiting), now) <= left_s:
+        return None
+    late_s = Outlook(state, state.new_request(submit, now), now).start_s - left_s
     if late_s <= 0.0:
         return None
     num_tokens = len(submit.token_ids)
     return Rejected(submit.request_id, RejectReason.DEADLINE, num_tokens, 0, late_s)
 
 
-def predicted_start_s(state: State) -> float:
-    """Seconds until a request that came now would get a place: waiting ones ahead of it take
-    places as they become free, one after a mean stay divided by the number of places."""
-    num_ahead = len(state.waiting) + 1 - state.places.num_free
-    if num_ahead <= 0:
-        return 0.0
-    return num_ahead * state.mean_stay_s / state.config.num_places
+def predicted_start_s(state: State, now: float) -> float:
+    """Seconds until a request gets a place that comes now and that everybody goes before."""
+    return turn_s(state, len(state.waiting), now)
 
 
-def predicted_first_token_s(state: State, num_prompt_tokens: int) -> float:
-    """Seconds until a request of that size would get its first token: its start, the reading of
-    what is being read, and its own."""
-    reading = [r for r in state.running.values() if not _is_decoding(r)]
-    ahead = sum(request.num_missing_tokens for request in reading[:MAX_LOOKED_AT])
-    own = state.cost.predict(Load().plus_chunk(0, num_prompt_tokens))
-    others = state.cost.predict(Load().plus_chunk(0, ahead)) if ahead else 0.0
-    return predicted_start_s(state) + others + own
-
-
-def _is_decoding(request: Request) -> bool:
-    return request.num_generated_tokens > 0 and request.num_missing_tokens == 1
+def predicted_first_token_s(state: State, submit: Submit, now: float) -> float:
+    """Seconds until a request would get its first token if it came now. Changes nothing."""
+    return Outlook(state, state.new_request(submit, now), now).first_token_s

@@ -57,6 +57,8 @@ class Budget:
             size = self.view.block_size
             whole = (start + num) // size * size - start
             num = whole if whole > 0 else num if num >= LEAST_TOKENS else 0
+        if not num and not request.is_running and request.request_id == self._starts.overdue:
+            num = self._least(request)
         if num:
             self._add(request, num)
         return num
@@ -64,10 +66,8 @@ class Budget:
     def force(self, requests: Iterable[RequestView]) -> None:
         """A little progress for the first that may run, whatever it costs: nothing starves, and a
         plan is never empty while something can run."""
-        size = self.view.block_size
         for request in requests:
-            to_end = size - request.num_computed_tokens % size
-            num = min(LEAST_TOKENS, to_end, self._most(request))
+            num = self._least(request)
             if num > 0 and self.may_run(request):
                 self._add(request, num)
                 return
@@ -91,6 +91,10 @@ class Budget:
             self._starts.note(request)
         self.num_tokens_left -= num_tokens
         self.shares.append(Share(request.request_id, num_tokens))
+
+    def _least(self, request: RequestView) -> int:
+        to_end = self.view.block_size - request.num_computed_tokens % self.view.block_size
+        return min(LEAST_TOKENS, to_end, self._most(request))
 
     def _most(self, request: RequestView) -> int:
         return min(request.num_missing, self.num_tokens_left)

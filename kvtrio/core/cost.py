@@ -4,8 +4,9 @@ Seconds are a non-negative sum over what a step does: a constant, tokens of pref
 attend to, decoding rows, what those attend to, distinct adapters. Two rules keep the fit sane:
 
 1. Old steps fade; where nothing new is learned the fit rests on what it was over the long run,
-   and before that on the prior. A feature that is constant, or absent, for hours keeps its weight:
-   nothing winds up, and nothing that was learned is forgotten for want of practice.
+   and before that on the prior, made as fast as the machine has shown itself. A feature that is
+   constant, or absent, for hours keeps its weight: nothing winds up, and nothing that was learned
+   is forgotten for want of practice.
 2. Predictions are scaled by a quantile of what measured over predicted lately was, and never by
    less than 1: a bound is kept by being pessimistic about noise, not about the mean.
 
@@ -28,6 +29,8 @@ PRIOR_WEIGHT = 0.05
 """The prior counts as so many steps, at each feature's typical size."""
 DRIFT = 0.01
 """How far the anchor follows the fit with each step."""
+KNOWN = 0.05
+"""Practice with which the fit of a feature stands on its own."""
 SWEEPS = 8
 """Rounds of coordinate descent per fit; it starts from the last fit."""
 TYPICAL_S = 0.05
@@ -140,10 +143,18 @@ class CostModel:
     prior: tuple[float, ...] = SLOW
     weights: list[float] = field(init=False)
     num_observed: int = field(init=False, default=0)
+    most_rows: int = field(init=False, default=0)
+    """Decoding rows of the fullest step that was measured."""
+    most_adapters: int = field(init=False, default=0)
+    """And adapters among them."""
     _gram: list[list[float]] = field(init=False)
     _moment: list[float] = field(init=False)
     _anchor: list[float] = field(init=False)
-    """The fit over the long run; the prior at first."""
+    """The fit over the long run; before that the prior, on a machine as fast as this one seems."""
+    _practice: list[float] = field(init=False)
+    """Per feature how much was measured, in squares of its typical size."""
+    _speed: float = field(init=False, default=1.0)
+    """Seconds here for one of the prior's, lately."""
     _recent: deque[float] = field(init=False, factory=deque)
     _sorted: list[float] = field(init=False, factory=list)
     _alarm: float = field(init=False, default=1.0)
@@ -155,6 +166,7 @@ class CostModel:
         self._anchor = list(self.weights)
         self._gram = [[0.0] * size for _ in range(size)]
         self._moment = [0.0] * size
+        self._practice = [0.0] * size
 
     def observe(self, load: Load, seconds: float) -> None:
         """A step of ``load`` took ``seconds``."""
@@ -167,8 +179,12 @@ class CostModel:
             self._note(ratio)
         self._alarm = max(ratio, 1.0 + CALM * (self._alarm - 1.0))
         self.num_observed += 1
+        self.most_rows = max(self.most_rows, load.num_decode_rows)
+        among_rows = min(load.num_adapters, load.num_decode_rows)
+        self.most_adapters = max(self.most_adapters, among_rows)
         # Errors count relative to the step: a short one is to be predicted as well as a long one.
         # One that took much longer than thought proves the fit wrong: it counts in full.
+        self._compare(x, seconds)
         share = TYPICAL_S / max(seconds, TYPICAL_S / MOST_SHARE)
         if ratio > ALARMING:
             share = max(share, 1.0)
@@ -178,6 +194,13 @@ class CostModel:
             self._moment[i] = FADE * moment + x[i] * seconds
         self._fit()
 
+    def _compare(self, x: list[float], seconds: float) -> None:
+        """With the machine of the prior, for the sake of what was hardly measured yet."""
+        self._practice = [old + v * v for old, v in zip(self._practice, x, strict=True)]
+        slow_s = sum(w * s * v for w, s, v in zip(self.prior, SCALES, x, strict=True))
+        if slow_s > 0.0:
+            self._speed += (1.0 - FADE) * (seconds / slow_s - self._speed)
+
     def _fit(self) -> None:
         """Non-negative least squares with an anchor, by coordinate descent."""
         weights = self.weights
@@ -186,8 +209,11 @@ class CostModel:
                 others = _dot(row, weights) - row[i] * weights[i]
                 pull = self._moment[i] - others + PRIOR_WEIGHT * self._anchor[i]
                 weights[i] = max(0.0, pull / (row[i] + PRIOR_WEIGHT))
-        pairs = zip(self._anchor, weights, strict=True)
-        self._anchor = [anchor + DRIFT * (weight - anchor) for anchor, weight in pairs]
+        for i, weight in enumerate(weights):
+            if self._practice[i] < KNOWN:
+                self._anchor[i] = self._speed * self.prior[i] * SCALES[i]
+            else:
+                self._anchor[i] += DRIFT * (weight - self._anchor[i])
 
     def _note(self, ratio: float) -> None:
         if len(self._recent) == NUM_RESIDUALS:
@@ -206,7 +232,11 @@ class CostModel:
 
     def predict(self, load: Load) -> float:
         """Seconds that a step of ``load`` will hardly exceed."""
-        return self.margin * _dot(self.weights, _scaled(load))
+        return self.margin * self.expect(load)
+
+    def expect(self, load: Load) -> float:
+        """Seconds that such steps take on average: for sums over many of them."""
+        return _dot(self.weights, _scaled(load))
 
     def most_tokens(self, load: Load, start: int, most: int, seconds: float) -> int:
         """The most prefill tokens from ``start`` on that fit into ``seconds`` beside ``load``."""

@@ -7,6 +7,7 @@ from kvtrio.core.blocks import Block
 from kvtrio.core.cost import load_of
 from kvtrio.core.machine import Core
 from kvtrio.core.policy import Streams
+from kvtrio.core.queue import Held
 from kvtrio.core.request import Request
 from kvtrio.core.tiers import TieredCache
 from kvtrio.core.types import RequestState, Tier
@@ -62,9 +63,13 @@ def _check_queues(core: Core) -> None:
     _require(num_taken == len(core.running), "every taken place holds a running request")
     limit = core.config.num_places + core.config.max_waiting
     _require(len(core.requests) <= limit, "admission is bounded")
-    fresh = core.waiting.fresh.values()
-    total = sum(request.num_prompt_tokens for request in fresh)
+    total = sum(request.num_tokens for request in core.waiting)
     _require(core.waiting.num_tokens == total, "the queue counts its tokens")
+    held = dict[tuple[bytes, int], Held]()
+    for request in core.waiting:
+        key = request.submit.tenant, request.submit.priority
+        held.setdefault(key, Held()).add(1, request.num_tokens)
+    _require(core.waiting.held == held, "the queue counts for each tenant and class")
     tenants = {request.submit.tenant for request in core.requests.values()}
     _require(core.service.counters.keys() == tenants, "service is counted for those here")
 

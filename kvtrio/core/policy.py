@@ -78,6 +78,8 @@ class View:
     free_places: frozenset[int]
     blocked: tuple[RequestView, ...] = ()
     """The first for every place that is taken and wanted by somebody who waits for it alone."""
+    highest_waiting: int | None = None
+    """Highest class of those that wait, blocked or not; None: nobody does."""
     max_batch_tokens: int
     block_size: int
     max_gap_s: float = 0.1

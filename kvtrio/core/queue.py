@@ -1,7 +1,12 @@
-"""Waiting requests: in order of arrival, preempted ones first, and how many tokens they bring."""
+"""Waiting requests: in order of arrival, preempted ones first, and how many tokens they bring.
+
+1. Every waiting request is ``fresh`` or ``preempted``, and counted in ``held``.
+2. One that waits for a certain place is in ``pinned``, too; a fresh one that does not, in
+   ``anywhere`` and ``heads``.
+"""
 
 from collections import OrderedDict
-from collections.abc import Container, Iterator, MutableMapping
+from collections.abc import Container, Iterable, Iterator, MutableMapping
 from itertools import islice
 from math import inf
 from typing import TypeVar
@@ -18,14 +23,30 @@ NUM_SHOWN = 32
 """How many a policy is shown from the head of the queue, and at most of others' heads."""
 
 
+@define
+class Held:
+    """What some of the queue amounts to."""
+
+    num_requests: int = 0
+    num_tokens: int = 0
+
+    def add(self, num_requests: int, num_tokens: int) -> None:
+        self.num_requests += num_requests
+        self.num_tokens += num_tokens
+        assert self.num_requests >= 0
+        assert self.num_tokens >= 0
+
+
 @define(eq=False)
 class Queue:
     """add / remove; the core decides who."""
 
     fresh: dict[RequestId, Request] = field(init=False, factory=dict)
     preempted: dict[RequestId, Request] = field(init=False, factory=dict)
+    held: dict[tuple[bytes, int], Held] = field(init=False, factory=dict)
+    """Per tenant and class, all requests and the tokens that they are to read: a preempted one's
+    with those that it wrote."""
     num_tokens: int = field(init=False, default=0)
-    """Prompt tokens of the fresh ones."""
     anywhere: dict[RequestId, Request] = field(init=False, factory=dict)
     """The fresh ones that take any place."""
     heads: dict[tuple[bytes, int], dict[RequestId, Request]] = field(init=False, factory=dict)
@@ -50,6 +71,7 @@ class Queue:
 
     def add(self, request: Request) -> None:
         request_id, submit = request.request_id, request.submit
+        self._count(request, +1)
         if submit.place is not None:
             mine = self.pinned.setdefault((submit.place, submit.priority), OrderedDict())
             mine[request_id] = request
@@ -59,13 +81,36 @@ class Queue:
             self.preempted[request_id] = request
             return
         self.fresh[request_id] = request
-        self.num_tokens += request.num_prompt_tokens
         if submit.place is None:
             self.anywhere[request_id] = request
             self.heads.setdefault((submit.tenant, submit.priority), {})[request_id] = request
         if submit.deadline_s is not None:
             self.timed[request_id] = request
             self.soonest_s = min(self.soonest_s, submit.deadline_s)
+
+    def _count(self, request: Request, sign: int) -> None:
+        key = (request.submit.tenant, request.submit.priority)
+        held = self.held.setdefault(key, Held())
+        held.add(sign, sign * request.num_tokens)
+        self.num_tokens += sign * request.num_tokens
+        if not held.num_requests:
+            del self.held[key]
+
+    def held_by(self, tenant: bytes) -> Held:
+        return _sum(held for (owner, _), held in self.held.items() if owner == tenant)
+
+    def held_in(self, priority: int) -> Held:
+        """All in one class."""
+        return _sum(held for (_, each), held in self.held.items() if each == priority)
+
+    @property
+    def highest_priority(self) -> int | None:
+        return max((priority for _, priority in self.held), default=None)
+
+    @property
+    def tenants(self) -> set[bytes]:
+        """Those with a request that takes any place and never had one."""
+        return {tenant for tenant, _ in self.heads}
 
     def late(self, now: float) -> list[Request]:
         """Those whose deadline has passed."""
@@ -77,12 +122,12 @@ class Queue:
 
     def remove(self, request: Request) -> None:
         request_id, submit = request.request_id, request.submit
+        self._count(request, -1)
         if submit.place is not None:
             _take_out(self.pinned, (submit.place, submit.priority), request_id)
         if self.preempted.pop(request_id, None) is not None:
             return
         del self.fresh[request_id]
-        self.num_tokens -= request.num_prompt_tokens
         if self.anywhere.pop(request_id, None) is not None:
             _take_out(self.heads, (submit.tenant, submit.priority), request_id)
         self.timed.pop(request_id, None)
@@ -104,10 +149,21 @@ class Queue:
             next(iter(mine.values())) for (place, _), mine in self.pinned.items() if place in places
         ]
 
+    def num_pinned(self, place: int) -> int:
+        """How many wait for it alone."""
+        return sum(len(mine) for (wanted, _), mine in self.pinned.items() if wanted == place)
+
     @property
     def claimed(self) -> set[int]:
         """Places that somebody waits for."""
         return {place for place, _ in self.pinned}
+
+
+def _sum(parts: Iterable[Held]) -> Held:
+    total = Held()
+    for held in parts:
+        total.add(held.num_requests, held.num_tokens)
+    return total
 
 
 def _take_out(groups: dict[K, G], key: K, request_id: RequestId) -> None:

@@ -25,11 +25,17 @@ class Service:
 
     def come(self, tenant: bytes, waiting: Iterable[bytes]) -> None:
         """A request of the tenant was admitted, while those ``waiting`` have some in the queue."""
-        if tenant not in self.counters:
-            queued = [self.counters[other] for other in waiting if other in self.counters]
-            least = min(queued or self.counters.values(), default=0.0)
-            self.counters[tenant] = max(least, self._departed.pop(tenant, 0.0))
+        self.counters[tenant] = self.start(tenant, waiting)
+        self._departed.pop(tenant, None)
         self._num_requests[tenant] = self._num_requests.get(tenant, 0) + 1
+
+    def start(self, tenant: bytes, waiting: Iterable[bytes]) -> float:
+        """What its counter would be then."""
+        if tenant in self.counters:
+            return self.counters[tenant]
+        queued = [self.counters[other] for other in waiting if other in self.counters]
+        least = min(queued or self.counters.values(), default=0.0)
+        return max(least, self._departed.get(tenant, 0.0))
 
     def go(self, tenant: bytes) -> None:
         """A request of the tenant ended."""

@@ -5,12 +5,17 @@
 2. Others that keep it may pass one that does not, until that one has waited ``AGEING_S``. After as
    long without any start one starts all the same, so nobody waits for ever for the bound's sake.
 3. Nobody is held while nothing runs, nor where not even it alone would keep the bound.
+4. More rows and adapters than any step had are approached by quarters: a fit says little beyond
+   what it was made from, and who has started is not sent back.
 """
+
+from math import inf
 
 from attrs import define, field
 
 from kvtrio.core.cost import Load
 from kvtrio.core.policy import RequestView, View
+from kvtrio.core.types import RequestId
 
 LEAST_TOKENS = 8
 """A prompt that is read is to progress by as much in each step: half a block or less, since late in
@@ -19,6 +24,9 @@ RESERVE = 0.93
 """Share of a bound that is planned; the rest is for what happens between two steps, and for what
 the model of the machine does not know yet."""
 AGEING_S = 30.0
+NUM_UNTRIED = 4
+GROWTH = 1.25
+"""So many, and this times the most that was measured, are near enough to what is known."""
 
 
 @define(eq=False)
@@ -29,6 +37,8 @@ class Starts:
     _crowd: Load = field(init=False)
     """One token for all that run, and for those that were noted."""
     _adapters: set[int] = field(init=False)
+    overdue: RequestId | None = field(init=False, default=None)
+    """One that starts though the bound is lost by it: then it is also to read."""
     _num_noted: int = field(init=False, default=0)
     _is_barred: bool = field(init=False, default=False)
     """One that has waited long is next, whoever fits meanwhile."""
@@ -42,12 +52,17 @@ class Starts:
         )
 
     def may_start(self, request: RequestView) -> bool:
-        if self._is_barred:
+        if self._is_barred or self.overdue is not None:
+            return self.overdue == request.request_id
+        if self._crowd.num_decode_rows == 0 or self.view.max_gap_s == inf:
+            return True
+        if not self._is_near(request):
             return False
-        if self._crowd.num_decode_rows == 0 or self._keeps_bound(request):
+        if self._keeps_bound(request):
             return True
         now, arrival_s = self.view.now, request.arrival_s
         if not self._num_noted and now - max(arrival_s, self.view.last_start_s) >= AGEING_S:
+            self.overdue = request.request_id
             return True
         self._is_barred = now - arrival_s >= AGEING_S
         return False
@@ -55,13 +70,24 @@ class Starts:
     def note(self, request: RequestView) -> None:
         """It starts."""
         self._num_noted += 1
-        self._adapters |= {request.adapters} - {0}
+        self._adapters = self._with(request)
         self._crowd = self._crowd.plus_row(request.num_tokens)
+
+    def _is_near(self, request: RequestView) -> bool:
+        """To what was measured."""
+        cost, num_rows = self.view.cost, self._crowd.num_decode_rows + 1
+        num_adapters = len(self._with(request))
+        return (
+            num_rows <= GROWTH * cost.most_rows + NUM_UNTRIED
+            and num_adapters <= GROWTH * cost.most_adapters + NUM_UNTRIED
+        )
+
+    def _with(self, request: RequestView) -> set[int]:
+        return self._adapters | {request.adapters} - {0}
 
     def _keeps_bound(self, request: RequestView) -> bool:
         limit_s = RESERVE * self.view.max_gap_s
-        adapters = self._adapters | {request.adapters} - {0}
-        if self._step_s(self._crowd, request, len(adapters)) <= limit_s:
+        if self._step_s(self._crowd, request, len(self._with(request))) <= limit_s:
             return True
         return self._step_s(Load(), request, int(request.adapters != 0)) > limit_s
 

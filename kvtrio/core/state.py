@@ -20,14 +20,13 @@ from kvtrio.core.queue import Queue
 from kvtrio.core.request import Request
 from kvtrio.core.reuse import BlockTables
 from kvtrio.core.service import Service
+from kvtrio.core.stays import Stays
 from kvtrio.core.streams import StreamGroup
 from kvtrio.core.tiers import TieredCache
 from kvtrio.core.types import FinishReason, GapCause, RequestId, RequestState, Tier
 
 MAX_SESSIONS = 16384
 """Conversations whose names are remembered."""
-STAY_FADE = 0.9
-"""Weight of the last stay in a place against this one."""
 
 NOT_STARTED = CacheReport(reason=MissReason.NOT_STARTED)
 
@@ -79,8 +78,7 @@ class State:
     next_step: int = field(init=False, default=0)
     sessions: OrderedDict[tuple[bytes, bytes], float] = field(init=False, factory=OrderedDict)
     """Conversations by name, and when they last began a turn."""
-    mean_stay_s: float = field(init=False, default=0.0)
-    """How long requests keep their places, lately."""
+    stays: Stays = field(init=False, factory=Stays)
     num_stalls: Counter[GapCause] = field(init=False, factory=Counter)
 
     def __attrs_post_init__(self) -> None:
@@ -92,16 +90,17 @@ class State:
 
     def add(self, submit: Submit, now: float) -> None:
         """Take in a request that may wait."""
-        request = self._new_request(submit, now)
+        request = self.new_request(submit, now)
+        assert request.num_prompt_tokens < request.max_tokens, "there is room for a token"
         self.requests[request.request_id] = request
-        self.service.come(submit.tenant, {tenant for tenant, _ in self.waiting.heads})
+        self.service.come(submit.tenant, self.waiting.tenants)
         self.waiting.add(request)
 
-    def _new_request(self, submit: Submit, now: float) -> Request:
+    def new_request(self, submit: Submit, now: float) -> Request:
+        """As it would be taken in."""
         most = self.config.max_context
         if submit.max_new_tokens is not None:
             most = min(most, len(submit.token_ids) + submit.max_new_tokens)
-        assert len(submit.token_ids) < most, "there is room for a token"
         request = Request(submit, now, list(submit.token_ids), self._trail(submit), most)
         request.tables = tuple([] for _ in self.config.groups)
         return request
@@ -144,7 +143,7 @@ class State:
     def preempt(self, request: Request, now: float) -> None:
         """Send a running request back to the queue; what it computed stays in the cache."""
         assert not request.in_flight
-        self._leave_place(request, now)
+        self._leave_place(request)
         request.move(RequestState.WAITING)
         self.tables.leave(request, now)
         request.num_computed_tokens = 0
@@ -153,13 +152,15 @@ class State:
         request.place = None
         self.waiting.add(request)
 
-    def _leave_place(self, request: Request, now: float) -> None:
+    def _leave_place(self, request: Request) -> None:
         self.places.leave(request)
         self.streams.leave(request)
         del self.running[request.request_id]
-        assert request.entered_s is not None
-        stay_s = now - request.entered_s
-        self.mean_stay_s += (1 - STAY_FADE) * (stay_s - self.mean_stay_s)
+
+    def mean_stay_s(self, now: float) -> float:
+        """How long requests keep their places."""
+        entered = [r.entered_s for r in self.running.values() if r.entered_s is not None]
+        return self.stays.mean_s([now - entered_s for entered_s in entered])
 
     def finish(
         self, request: Request, reason: FinishReason, now: float, stopped_by_text: bool = False
@@ -167,7 +168,10 @@ class State:
         """End a request that is not in flight, and free all it holds."""
         assert not request.in_flight
         if request.state is RequestState.RUNNING:
-            self._leave_place(request, now)
+            self._leave_place(request)
+            assert request.entered_s is not None
+            if reason in (FinishReason.STOP, FinishReason.LENGTH):
+                self.stays.end(now - request.entered_s)
         else:
             self.waiting.remove(request)
         request.move(RequestState.FINISHED)

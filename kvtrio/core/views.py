@@ -1,6 +1,8 @@
 """What a policy is shown of the core's state."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+
+from attrs import evolve
 
 from kvtrio.core.policy import RequestView, View
 from kvtrio.core.request import Request
@@ -23,11 +25,27 @@ def view_of(state: State, now: float) -> View:
         block_size=config.block_size,
         max_gap_s=config.max_gap_s,
         max_step_s=config.max_step_s,
+        highest_waiting=waiting.highest_priority,
         last_start_s=state.last_start_s,
         cost=state.cost,
         service=state.service.counters,
         decoding=lambda: _views(state.streams.rows.values()),
         waiting=lambda: _waiting(state, free),
+    )
+
+
+def beside(view: View, newcomer: RequestView, service: Mapping[bytes, float]) -> View:
+    """The view that there would be if ``newcomer`` waited, too."""
+    place, highest = newcomer.place, view.highest_waiting
+    is_blocked = place is not None and place not in view.free_places
+    more = () if is_blocked else (newcomer,)
+    return evolve(
+        view,
+        blocked=(*view.blocked, newcomer) if is_blocked else view.blocked,
+        highest_waiting=max(newcomer.priority, newcomer.priority if highest is None else highest),
+        service=service,
+        decoding=lambda: view.decoding,
+        waiting=lambda: (*view.waiting, *more),
     )
 
 

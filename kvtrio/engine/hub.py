@@ -140,11 +140,11 @@ class Hub:
 
     def predicted_start_s(self) -> float:
         with self._lock:
-            return predicted_start_s(self._core)
+            return predicted_start_s(self._core, self._clock())
 
-    def predicted_first_token_s(self, num_prompt_tokens: int) -> float:
+    def predicted_first_token_s(self, submit: Submit) -> float:
         with self._lock:
-            return predicted_first_token_s(self._core, num_prompt_tokens)
+            return predicted_first_token_s(self._core, submit, self._clock())
 
     async def wait_idle(self) -> None:
         """Return when no request is waiting or running; at once after the engine's end."""

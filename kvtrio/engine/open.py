@@ -83,9 +83,9 @@ class Engine:
         """Seconds until a request that came now would get a place."""
         return self._hub.predicted_start_s()
 
-    def predicted_first_token_s(self, num_prompt_tokens: int) -> float:
-        """Seconds until a request of that size would get its first token if it came now."""
-        return self._hub.predicted_first_token_s(num_prompt_tokens)
+    def predicted_first_token_s(self, submit: Submit) -> float:
+        """Seconds until a request would get its first token if it came now."""
+        return self._hub.predicted_first_token_s(submit)
 
     def statistics(self) -> CoreStatistics:
         return self._hub.statistics()

@@ -63,7 +63,8 @@ class Generation:
     def start(cls, engine: Engine, job: Job, n_ctx: int, listener: Listener) -> "Generation":
         """Hand the job's requests to the engine; raises ``ApiError`` if it refuses any."""
         submits = [_submit(engine.new_id(), job, index, n_ctx) for index in range(job.num_answers)]
-        predicted_s = _predicted_s(engine, job)
+        asks = job.queueing.predict
+        predicted_s = engine.predicted_first_token_s(submits[0]) if asks else None
         try:
             group = engine.submit_all(submits)
         except Refused as refused:
@@ -177,10 +178,6 @@ def _submit(request_id: RequestId, job: Job, index: int, n_ctx: int) -> Submit:
         priority=queueing.priority,
         deadline_s=queueing.deadline_s,
     )
-
-
-def _predicted_s(engine: Engine, job: Job) -> float | None:
-    return engine.predicted_first_token_s(len(job.prompts[0])) if job.queueing.predict else None
 
 
 def _refusal(rejected: Rejected, job: Job, predicted_s: float | None) -> ApiError:

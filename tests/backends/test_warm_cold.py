@@ -1,4 +1,4 @@
-"""A warm request says what a cold one says: core and torch backend together, in float32."""
+"""A warm request says what a cold one says: core and backend together."""
 
 from random import Random
 
@@ -6,6 +6,7 @@ import pytest
 from attrs import define, field
 
 from harness.core_fakes import NumberMatcher
+from harness.cpu_models import random_cpu
 from harness.torch_adapters import loaded, random_adapter
 from harness.torch_models import PLAIN, VOCAB, WINDOWED, random_backend
 from kvtrio.core import invariants
@@ -17,7 +18,7 @@ from kvtrio.core.sampling import SamplingParams
 from kvtrio.core.types import RequestId, Tier
 from kvtrio.schedulers.fcfs import FCFS
 
-CONTEXT, BLOCK, PLACES, HOST = 96, 8, 2, 12
+CONTEXT, PLACES, HOST = 96, 2, 12
 
 
 @define(eq=False)
@@ -33,7 +34,7 @@ class Served:
     def __attrs_post_init__(self) -> None:
         config = CoreConfig(
             groups=self.backend.info.groups,
-            block_size=BLOCK,
+            block_size=self.backend.info.block_size,
             num_places=PLACES,
             max_context=CONTEXT,
             max_waiting=8,
@@ -80,22 +81,26 @@ class Colliding(KeyMaker):
         return b"x"
 
 
-def serve(model, *, is_unified=True, keys=None):
-    blocks = PLACES * (-(-CONTEXT // BLOCK) + 1)
-    backend = random_backend(model, block_size=BLOCK, num_blocks=blocks, is_unified=is_unified)
-    sizes = sum(group.bytes_per_token for group in backend.info.groups) * BLOCK
-    backend = random_backend(
-        model,
-        block_size=BLOCK,
-        num_blocks=blocks,
-        is_unified=is_unified,
-        host_bytes=HOST * sizes,
-        max_context=CONTEXT,
-    )
+def serve(make, model, *, is_unified=True, keys=None):
+    block_size = 8 if make is random_backend else 16
+    sizes = {
+        "block_size": block_size,
+        "num_blocks": PLACES * (-(-CONTEXT // block_size) + 1),
+        "is_unified": is_unified,
+        "max_context": CONTEXT,
+    }
+    groups = make(model, **sizes).info.groups
+    host_bytes = HOST * block_size * sum(group.bytes_per_token for group in groups)
+    backend = make(model, **sizes, host_bytes=host_bytes)
     adapters = [random_adapter(model, seed) for seed in (1, 2)]
     handles = loaded(backend, *adapters).handles
     uses = [AdapterUse(handles[data.digest], data.digest, 0.5) for data in adapters]
     return Served(backend, is_unified, *([keys] if keys else [])), uses
+
+
+def narrow_cpu(model, **sizes):
+    """With the narrowest caches, which would show any state that is not the same."""
+    return random_cpu(model, key_type="q8_0", value_type="q4_0", **sizes)
 
 
 def some_requests(rng, known, uses):
@@ -114,19 +119,23 @@ def some_requests(rng, known, uses):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("model", "is_unified", "keys"),
+    ("make", "model", "is_unified", "keys"),
     [
-        (PLAIN, True, None),
-        (WINDOWED, True, None),
-        (PLAIN, False, None),
-        (PLAIN, True, Colliding(b"", b"")),
+        (random_backend, PLAIN, True, None),
+        (random_backend, WINDOWED, True, None),
+        (random_backend, PLAIN, False, None),
+        (random_backend, PLAIN, True, Colliding(b"", b"")),
+        (random_cpu, PLAIN, True, None),
+        (random_cpu, WINDOWED, False, None),
+        (narrow_cpu, WINDOWED, True, None),
     ],
-    ids=["plain", "windowed", "two arenas", "colliding keys"],
-)
-def test_warm_requests_equal_cold_ones(model, is_unified, keys):
+    ids=["torch plain", "torch windowed", "torch two arenas", "torch colliding keys", "cpu plain",
+         "cpu windowed, two arenas", "cpu narrow"],
+)  # fmt: skip
+def test_warm_requests_equal_cold_ones(make, model, is_unified, keys):
     """300 requests over a small cache, adapters and RAM included: ids equal, sums right."""
     rng = Random(7)
-    warm, uses = serve(model, is_unified=is_unified, keys=keys)
+    warm, uses = serve(make, model, is_unified=is_unified, keys=keys)
     known: list[list[int]] = [[]]
     num_requests = num_reused = num_from_ram = 0
     while num_requests < 300:

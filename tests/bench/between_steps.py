@@ -1,10 +1,10 @@
 """What lies between two steps: python tests/bench/between_steps.py [MODEL]
 
 The real server and routes; in place of the model two threads that work for 2.1 ms and 0.4 ms for
-each further row, without the interpreter's lock, as the native backend does. Printed, as medians
-over steps that only decode: how long the model thread idles between two steps (and what nine of ten
-do not exceed), processor time of the model thread between steps and of the event loop per token, and
-tokens per second as a share of what the steps alone would allow.
+each further row, without the interpreter's lock, as the native backend does. Printed over steps
+that only decode: how long the model thread idles between two steps (the median, and what nine of
+ten do not exceed), processor time of the model thread between steps and of the event loop per
+token, and tokens per second as a share of what the steps alone would allow. Needs a C compiler.
 """
 
 import json

@@ -31,7 +31,7 @@ def make(policy) -> Core:
         block_size=16,
         num_places=NUM_RUNNING,
         max_context=4096,
-        max_waiting=NUM_WAITING,
+        max_waiting=2 * NUM_WAITING,
         max_batch_tokens=8192,
     )
     core = Core(config, policy, KeyMaker(b"benchmark's secret", b"root"))

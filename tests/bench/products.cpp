@@ -4,6 +4,10 @@
 // weights and GMAC/s, each also in percent of what all threads reach together when they only read
 // memory, or only multiply (VPDPBUSD). Weights lie in memory several times, so that no cache holds
 // them. Every figure is the best of several passes.
+#if defined(__linux__)
+#include <sched.h>
+#endif
+
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -40,6 +44,21 @@ double best(Pass pass) {
 template <class Work>
 void run(Team& team, Work& work) {
   team.run([](Worker& worker, void* argument) { (*static_cast<Work*>(argument))(worker); }, &work);
+}
+
+// One processor for each thread: the system is slow to notice that two share one.
+void pin(Team& team) {
+#if defined(__linux__)
+  auto work = [](Worker& worker) {
+    cpu_set_t processors;
+    CPU_ZERO(&processors);
+    CPU_SET(worker.id, &processors);
+    sched_setaffinity(0, sizeof processors, &processors);
+  };
+  run(team, work);
+#else
+  (void)team;
+#endif
 }
 
 // Bytes that are ordinary numbers as weights and as scales of all types.
@@ -261,6 +280,7 @@ void measure_models(Bench& bench) {
 
 int main(int argc, char** argv) {
   Team team(argc > 1 ? std::atoi(argv[1]) : 2);
+  pin(team);
   const double read = read_peak(team), multiply = multiply_peak(team);
   std::printf("%d threads: read %.1f GB/s, VPDPBUSD %.0f GMAC/s\n", team.num_threads(), read / 1e9,
               multiply / 1e9);

@@ -23,7 +23,7 @@ from harness.serving import serving
 from harness.virtual import SimSettings
 from kvtrio.core.batch import Batch
 from kvtrio.core.budget import Budget
-from kvtrio.core.policy import Plan, View
+from kvtrio.core.policy import Plan, Share, View
 
 NUM_TOKENS, STEP_S, NUM_GROUPS = 60, 0.01, 10
 
@@ -38,11 +38,10 @@ class Staggered:
         self.turn += 1
         budget = Budget(view)
         mine = self.turn % NUM_GROUPS
-        decoding = [r for r in view.running if r.is_decoding]
-        budget.decode([r for r in decoding if r.request_id % NUM_GROUPS == mine])
-        for request in (*(r for r in view.running if not r.is_decoding), *view.waiting):
+        decoding = [r for r in view.decoding if r.request_id % NUM_GROUPS == mine]
+        for request in (*view.reading, *view.waiting):
             budget.prefill(request)
-        return Plan(budget.shares)
+        return Plan([*(Share(r.request_id, 1) for r in decoding), *budget.shares])
 
 
 @define
@@ -112,7 +111,7 @@ async def main() -> None:
     cost = StepCost()
     sim = SimSettings(
         num_places=num_streams,
-        max_waiting=num_waiting,
+        max_waiting=2 * num_waiting,  # one tenant may not fill it
         max_batch_tokens=4096,
         policy=Staggered(),
         cost=cost,

@@ -82,6 +82,23 @@ def test_what_was_learned_is_not_forgotten_for_want_of_practice():
     assert model.predict(big) == pytest.approx(truth(big), rel=0.2)
 
 
+def test_what_was_never_measured_is_as_fast_as_the_rest():
+    """After short prompts on a fast machine a long one is not thought to take minutes, and never
+    less than it takes."""
+    rng, model = random.Random(7), CostModel()
+
+    def fast(load):
+        return 0.02 * truth(load)
+
+    for _ in range(200):
+        load = Load().plus_row(rng.randrange(300)).plus_chunk(0, rng.randrange(20, 200))
+        model.observe(load, fast(load))
+    long = Load().plus_chunk(15_000, 1000)
+    assert fast(long) < model.predict(long) < 30 * fast(long)
+    slow_s = sum(w * f for w, f in zip(SLOW, long.features(), strict=True))
+    assert model.predict(long) < 0.05 * slow_s
+
+
 def test_the_first_step_is_planned_small():
     """Before any measurement the prior lets little prefill into 100 ms."""
     assert CostModel().most_tokens(Load().plus_row(10), 0, 512, 0.1) <= 32

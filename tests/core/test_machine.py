@@ -131,7 +131,7 @@ def test_the_queue_is_bounded():
     """Places plus waiting is the most that is admitted, wherever they are."""
     core = make_core()
     for number in range(8):
-        assert core.handle(submit(number), 0.0) == []
+        assert core.handle(submit(number, tenant=b"%d" % number), 0.0) == []
     (rejected,) = core.handle(submit(8), 0.0)
     assert rejected.reason is RejectReason.QUEUE_FULL
     assert len(of(Finished, run(core))) == 8

@@ -14,7 +14,7 @@ from harness.core_fakes import NumberMatcher, answer
 from kvtrio.core.config import CoreConfig, Group
 from kvtrio.core.cost import Load, load_of
 from kvtrio.core.events import Abort, Finished, Output, Rejected, Submit, Tick, TokenOut
-from kvtrio.core.identity import KeyMaker
+from kvtrio.core.identity import AdapterUse, KeyMaker, Segment
 from kvtrio.core.machine import Core
 from kvtrio.core.policy import Policy
 from kvtrio.core.sampling import SamplingParams
@@ -53,6 +53,9 @@ class Arrival:
     deadline_s: float | None = None
     leaves_s: float | None = None
     seed: int | None = None
+    adapter: int = 0
+    """0: none."""
+    place: int | None = None
 
 
 @frozen
@@ -177,4 +180,10 @@ def submit_of(number: int, arrival: Arrival) -> Submit:
         tenant=arrival.tenant,
         priority=arrival.priority,
         deadline_s=arrival.deadline_s,
+        segments=(Segment(0, (_adapter(arrival.adapter),) if arrival.adapter else ()),),
+        place=arrival.place,
     )
+
+
+def _adapter(number: int) -> AdapterUse:
+    return AdapterUse(number, number.to_bytes(32, "little"), 1.0)

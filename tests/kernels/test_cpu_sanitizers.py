@@ -17,7 +17,16 @@ from harness.native import isas
 from harness.source_tree import ROOT
 
 PROGRAM = ROOT / "tests/kernels/native/stress.cpp"
-FLAGS = ("-O1", "-g", "-std=c++17", "-pthread", "-ffp-contract=off", "-fno-math-errno", "-w")
+FLAGS = (
+    "-O1",
+    "-g",
+    "-std=c++17",
+    "-pthread",
+    "-ffp-contract=off",
+    "-fno-math-errno",
+    "-w",
+    "-Wno-psabi",
+)
 SANITIZERS = {
     "thread": ("-fsanitize=thread",),
     # gcc 12 cannot check shifts of vectors of bytes: it takes the check's constant for an error.

@@ -119,11 +119,11 @@ def test_the_decoder_knows_no_tensor_library() -> None:
     ("name", "homes"),
     [
         ("trio.run", ("kvtrio.cli",)),
-        ("trio.lowlevel", ("kvtrio.engine.executor",)),
+        ("trio.lowlevel", ("kvtrio.engine.executor", "kvtrio.engine.model_thread")),
     ],
 )
 def test_one_home_only(name: str, homes: tuple[str, ...]) -> None:
-    """The event loop is started in one layer and its low-level door is used in one module."""
+    """The event loop is started in one layer and its low-level door is used by two modules."""
     users = {
         module
         for module, path in modules()

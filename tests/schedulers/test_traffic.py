@@ -172,18 +172,18 @@ def test_no_step_is_idle_while_something_could_run(policy):
 
 
 def test_a_deadline_that_cannot_be_met_is_said_early():
-    """With the places taken for long, a request with a short deadline is refused at once, one with
-    a fair chance waits, and one whose chance passes ends by then."""
+    """With the places taken for long, a request with a short deadline is refused at once, before
+    any stay has ended, too; one that has a fair chance waits, and ends when that has passed."""
     warm = [Arrival(at_s=0.0, num_prompt=10, num_output=300) for _ in range(4)]
+    fair = Arrival(at_s=0.05, num_prompt=10, num_output=5, deadline_s=0.4)
     hopeless = Arrival(at_s=1.0, num_prompt=10, num_output=5, deadline_s=1.05)
+    late = Arrival(at_s=3.5, num_prompt=10, num_output=5, deadline_s=3.55)
     core = make_core(StallFree(), num_places=1, max_context=1024)
-    run = Simulation(core, affine(TWO_CORES_LIKE)).run(
-        [*warm, hopeless, Arrival(at_s=3.5, num_prompt=10, num_output=5, deadline_s=3.55)]
-    )
+    run = Simulation(core, affine(TWO_CORES_LIKE)).run([*warm, fair, hopeless, late])
     assert run.finished[4].reason is FinishReason.DEADLINE
-    rejected = run.rejected[5]
-    assert rejected.reason is RejectReason.DEADLINE
-    assert rejected.retry_after_s > 0
+    for number in (5, 6):
+        assert run.rejected[number].reason is RejectReason.DEADLINE
+        assert run.rejected[number].retry_after_s > 0
 
 
 def test_waiting_tokens_are_bounded():

@@ -322,7 +322,9 @@ async def test_bounds_that_were_not_kept_are_counted(autojump_clock: Any) -> Non
             refused = await server.post(NATIVE, {"prompt": "z"})
             assert refused.status == 429
             samples = await scrape(server)
-            assert value(samples, "kvtrio_tokens_waiting") == 0  # a preempted one was admitted
+            (preempted,) = server.stack.core.waiting
+            num_tokens = preempted.num_prompt_tokens + preempted.num_generated_tokens
+            assert value(samples, "kvtrio_tokens_waiting") == num_tokens > 20
         samples, records = await scrape(server), server.stack.records
         assert value(samples, "kvtrio_preemptions_total") == 1
         assert value(samples, "vllm:num_preemptions_total") == 1

@@ -3,11 +3,12 @@
 
 #include "library.cpp"
 
-#include "stress_steps.hpp"
+#include "stress_faults.hpp"
 
 int main() {
   stress::test_team();
-  stress::test_faults();
+  stress::test_step_faults();
+  stress::test_model_faults();
   stress::test_batches();
   return 0;
 }

@@ -15,12 +15,46 @@ constexpr int32_t kHidden = 64, kHeads = 4, kKvHeads = 2, kHeadDim = 16, kFeedFo
 constexpr int32_t kVocab = 77, kBlockSize = 16, kNumBlocks = 40, kMaxRows = 96, kContext = 128;
 constexpr int32_t kNumLayers = 3, kNumGroups = 2;
 
+// What a model's description points to, without weights and pools.
+struct Tables {
+  std::vector<kvt_matrix> matrices;
+  std::vector<kvt_vector> vectors;
+  std::vector<kvt_cache> caches;
+  std::vector<kvt_rope> ropes;
+  std::vector<kvt_attention> attentions;
+  std::vector<kvt_op> program;
+
+  kvt_model_desc describe() const {
+    kvt_model_desc desc{};
+    desc.matrices = matrices.data();
+    desc.vectors = vectors.data();
+    desc.caches = caches.data();
+    desc.ropes = ropes.data();
+    desc.attentions = attentions.data();
+    desc.program = program.data();
+    desc.num_matrices = static_cast<int32_t>(matrices.size());
+    desc.num_vectors = static_cast<int32_t>(vectors.size());
+    desc.num_caches = static_cast<int32_t>(caches.size());
+    desc.num_ropes = static_cast<int32_t>(ropes.size());
+    desc.num_attentions = static_cast<int32_t>(attentions.size());
+    desc.num_ops = static_cast<int32_t>(program.size());
+    desc.num_groups = kNumGroups;
+    desc.hidden_size = kHidden;
+    desc.vocab_size = kVocab;
+    desc.max_sampled = 16;
+    desc.max_rows = kMaxRows;
+    desc.max_context = kContext;
+    return desc;
+  }
+};
+
 // Owns everything that a model's description points to.
 class Model {
  public:
   Model(kvt_team* team, uint32_t seed) : random_(seed), team_(team) {
     build();
-    require(kvt_model_new(team, &desc_, &model_) == KVT_OK, kvt_error_text());
+    const kvt_model_desc desc = tables_.describe();
+    require(kvt_model_new(team, &desc, &model_) == KVT_OK, kvt_error_text());
     make_adapters();
   }
   Model(const Model&) = delete;
@@ -31,6 +65,7 @@ class Model {
   }
 
   kvt_model* get() const { return model_; }
+  const Tables& tables() const { return tables_; }
   const std::vector<kvt_adapter*>& adapters() const { return adapters_; }
 
  private:
@@ -51,14 +86,14 @@ class Model {
   int32_t vector(int64_t size, float mean, float scale) {
     floats_.push_back(floats(size, scale));
     for (float& value : floats_.back()) value += mean;
-    vectors_.push_back({floats_.back().data(), size});
-    return static_cast<int32_t>(vectors_.size()) - 1;
+    tables_.vectors.push_back({floats_.back().data(), size});
+    return static_cast<int32_t>(tables_.vectors.size()) - 1;
   }
 
   // Types in turn. Blocks of Q4_0 and Q4_1 are random bytes behind scales that are small numbers.
   int32_t matrix(int64_t rows, int64_t cols) {
     constexpr int32_t kTypes[] = {kvt::kQ8_0, kvt::kF32, kvt::kQ4_0, kvt::kQ4_1};
-    const int32_t type = kTypes[matrices_.size() % 4];
+    const int32_t type = kTypes[tables_.matrices.size() % 4];
     const int64_t row_bytes = kvt::source_row_bytes(type, cols);
     std::vector<uint8_t> source(static_cast<size_t>(rows * row_bytes));
     if (type == kvt::kF32 || type == kvt::kQ8_0) {
@@ -75,8 +110,8 @@ class Model {
     const int64_t bytes = kvt_packed_bytes(type, rows, cols);
     uint8_t* data = memory(bytes);
     require(kvt_pack(team_, type, source.data(), rows, cols, data) == KVT_OK, "packing");
-    matrices_.push_back({rows, cols, data, bytes, type, 0});
-    return static_cast<int32_t>(matrices_.size()) - 1;
+    tables_.matrices.push_back({rows, cols, data, bytes, type, 0});
+    return static_cast<int32_t>(tables_.matrices.size()) - 1;
   }
 
   void cache(int32_t layer) {
@@ -90,7 +125,7 @@ class Model {
     cache.group = layer % kNumGroups;
     cache.keys = memory(kNumBlocks * kvt_key_block_bytes(&cache));
     cache.values = memory(kNumBlocks * kvt_value_block_bytes(&cache));
-    caches_.push_back(cache);
+    tables_.caches.push_back(cache);
     kvt_attention attention{};
     attention.cache = layer;
     attention.rope = layer % 2;
@@ -99,7 +134,7 @@ class Model {
     attention.scale = 0.25f;
     attention.softcap = layer == 2 ? 20.0f : 0.0f;
     attention.sinks = layer == 0 ? vector(kHeads, 0.0f, 1.0f) : -1;
-    attentions_.push_back(attention);
+    tables_.attentions.push_back(attention);
   }
 
   kvt_op op(int32_t kind) {
@@ -119,11 +154,11 @@ class Model {
     product.output = has_post_norm ? KVT_BRANCH : KVT_RESIDUAL;
     product.matrices[0] = matrix(kHidden, cols);
     product.biases[0] = has_post_norm ? vector(kHidden, 0.0f, 0.1f) : -1;
-    program_.push_back(product);
+    tables_.program.push_back(product);
     if (!has_post_norm) return;
     kvt_op norm = op(KVT_OP_ADD_NORM);
     norm.norm = vector(kHidden, 1.0f, 0.1f);
-    program_.push_back(norm);
+    tables_.program.push_back(norm);
   }
 
   void layer(int32_t index) {
@@ -138,55 +173,34 @@ class Model {
       if (is_odd) qkv.biases[i] = vector(rows, 0.0f, 0.1f);
       if (is_odd && i < 2) qkv.head_norms[i] = vector(kHeadDim, 1.0f, 0.1f);
     }
-    program_.push_back(qkv);
-    if (index == kNumLayers - 1) program_.push_back(op(KVT_OP_SAMPLED));
+    tables_.program.push_back(qkv);
+    if (index == kNumLayers - 1) tables_.program.push_back(op(KVT_OP_SAMPLED));
     kvt_op attention = op(KVT_OP_ATTENTION);
     attention.attention = index;
-    program_.push_back(attention);
+    tables_.program.push_back(attention);
     linear(KVT_ATTENDED, kHeads * kHeadDim, is_odd);
     kvt_op gated = op(KVT_OP_GATED);
     gated.norm = vector(kHidden, 1.0f, 0.1f);
     gated.activation = is_odd ? KVT_GELU_TANH : KVT_SILU;
     for (int i = 0; i < 2; ++i) gated.matrices[i] = matrix(kFeedForward, kHidden);
-    program_.push_back(gated);
+    tables_.program.push_back(gated);
     linear(KVT_HIDDEN, kFeedForward, is_odd);
   }
 
   void build() {
-    ropes_.push_back({10000.0, 1.0, 1.0, KVT_ROPE_NORM, kHeadDim, -1, 0});
-    ropes_.push_back({1e6, 0.5, 1.1, KVT_ROPE_NEOX, kHeadDim / 2, vector(kHeadDim / 4, 2, 0.1f), 0});
+    tables_.ropes.push_back({10000.0, 1.0, 1.0, KVT_ROPE_NORM, kHeadDim, -1, 0});
+    tables_.ropes.push_back({1e6, 0.5, 1.1, KVT_ROPE_NEOX, kHeadDim / 2, vector(kHeadDim / 4, 2, 0.1f), 0});
     kvt_op embed = op(KVT_OP_EMBED);
     embed.matrices[0] = matrix(kVocab, kHidden);
     embed.scale = 2.0f;
-    program_.push_back(embed);
+    tables_.program.push_back(embed);
     for (int32_t i = 0; i < kNumLayers; ++i) layer(i);
     kvt_op logits = op(KVT_OP_LOGITS);
     logits.norm = vector(kHidden, 1.0f, 0.1f);
     logits.matrices[0] = embed.matrices[0];
     logits.softcap = 30.0f;
-    program_.push_back(logits);
-    program_.push_back(op(KVT_OP_SAMPLE));
-    describe();
-  }
-
-  void describe() {
-    desc_.matrices = matrices_.data();
-    desc_.vectors = vectors_.data();
-    desc_.caches = caches_.data();
-    desc_.ropes = ropes_.data();
-    desc_.attentions = attentions_.data();
-    desc_.program = program_.data();
-    desc_.num_matrices = static_cast<int32_t>(matrices_.size());
-    desc_.num_vectors = static_cast<int32_t>(vectors_.size());
-    desc_.num_caches = desc_.num_attentions = kNumLayers;
-    desc_.num_ropes = static_cast<int32_t>(ropes_.size());
-    desc_.num_ops = static_cast<int32_t>(program_.size());
-    desc_.num_groups = kNumGroups;
-    desc_.hidden_size = kHidden;
-    desc_.vocab_size = kVocab;
-    desc_.max_sampled = 16;
-    desc_.max_rows = kMaxRows;
-    desc_.max_context = kContext;
+    tables_.program.push_back(logits);
+    tables_.program.push_back(op(KVT_OP_SAMPLE));
   }
 
   // One changes every matrix, one a few.
@@ -194,8 +208,8 @@ class Model {
     for (int32_t step : {1, 3}) {
       std::vector<kvt_low_rank> parts;
       std::list<std::vector<float>> values;
-      for (int32_t i = 0; i < desc_.num_matrices; i += step) {
-        const kvt_matrix& matrix = matrices_[static_cast<size_t>(i)];
+      for (int32_t i = 0; i < static_cast<int32_t>(tables_.matrices.size()); i += step) {
+        const kvt_matrix& matrix = tables_.matrices[static_cast<size_t>(i)];
         const int32_t rank = 1 + i % 9;
         const float* a = values.emplace_back(floats(rank * matrix.cols, 0.1f)).data();
         const float* b = values.emplace_back(floats(rank * matrix.rows, 0.1f)).data();
@@ -212,13 +226,7 @@ class Model {
   kvt_team* team_;
   std::vector<std::pair<uint8_t*, int64_t>> memory_;
   std::list<std::vector<float>> floats_;
-  std::vector<kvt_matrix> matrices_;
-  std::vector<kvt_vector> vectors_;
-  std::vector<kvt_cache> caches_;
-  std::vector<kvt_rope> ropes_;
-  std::vector<kvt_attention> attentions_;
-  std::vector<kvt_op> program_;
-  kvt_model_desc desc_{};
+  Tables tables_;
   kvt_model* model_ = nullptr;
   std::vector<kvt_adapter*> adapters_;
 };

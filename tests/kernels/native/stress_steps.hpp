@@ -161,33 +161,4 @@ inline void test_batches() {
   }
 }
 
-// Each fault alone is refused, and nothing is written.
-inline void test_faults() {
-  kvt_team* team = nullptr;
-  require(kvt_team_new(1, &team) == KVT_OK, "a team");
-  {
-    const Model model(team, 3);
-    const auto refused = [&](auto change) {
-      std::vector<Request> requests = make_requests();
-      Batch batch;
-      add_chunk(batch, requests[2], 30, true);
-      add_tables(batch);
-      add_uses(batch, model);
-      change(batch);
-      kvt_step step = describe(batch);
-      require(kvt_step_run(model.get(), &step) == KVT_E_ARGUMENT, "a fault is refused");
-    };
-    refused([](Batch& batch) { batch.tokens[3] = kVocab; });
-    refused([](Batch& batch) { batch.chunks[0].num_rows = 31; });
-    refused([](Batch& batch) { batch.chunks[0].start = kContext; });
-    refused([](Batch& batch) { batch.chunks[0].is_sampled = 0; });
-    refused([](Batch& batch) { batch.blocks[1] = kNumBlocks; });
-    refused([](Batch& batch) { batch.tables[1] = 1; });
-    refused([](Batch& batch) { batch.samples[0].num_top = 1; });
-    refused([](Batch& batch) { batch.segments[0].num_chunks = 2; });
-    refused([](Batch& batch) { batch.uses[0].adapter = nullptr; });
-  }
-  kvt_team_free(team);
-}
-
 }  // namespace stress

@@ -84,10 +84,28 @@ inline void test_ends() {
   }
 }
 
+// One thread comes late to each barrier, so late that the others sleep.
+inline void test_late() {
+  kvt::Team team(3);
+  int64_t count = 0;
+  const kvt::Team::Stage stage = [](kvt::Worker& worker, void* argument) {
+    for (int phase = 0; phase < 6; ++phase) {
+      if (worker.id == phase % 3) {
+        std::this_thread::sleep_for(std::chrono::microseconds(1500));
+        ++*static_cast<int64_t*>(argument);
+      }
+      worker.barrier();
+    }
+  };
+  for (int run = 0; run < 5; ++run) require(team.run(stage, &count), "a run with late threads");
+  require(count == 30, "what late threads do");
+}
+
 inline void test_team() {
   std::mt19937 random(7);
   for (int num_threads = 1; num_threads <= 4; ++num_threads) test_runs(num_threads, random);
   test_busy();
+  test_late();
   test_ends();
 }
 
