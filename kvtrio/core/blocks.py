@@ -1,9 +1,14 @@
-"""Blocks: runs of ``block_size`` token places, the same in every group of layers.
+"""Blocks: runs of ``block_size`` token places, the same in every group of layers with K and V; and
+slots: states of all recurrent layers behind one position.
 
 1. A block is held (by at least one request), cached (in the index, nobody's) or gone.
 2. ``num_refs`` is the number of block tables naming it, plus one per copy under way from it.
 3. ``ids`` are places in the arena of its tier, one per group; no two blocks share one.
 4. A block is published once, after its tokens were computed, and never written again.
+5. A slot is a running request's, a checkpoint's or free; a checkpoint hangs on the published block
+   that holds its position's last token, and ends with it at the latest.
+6. Nobody holds a checkpoint: who resumes from one copies it, and copies run in order before the
+   step, so what was copied from may be given away at once.
 """
 
 from attrs import define, field
@@ -13,11 +18,39 @@ from kvtrio.core.types import BlockId, Tier
 
 
 @define(eq=False)
+class Slot:
+    """Room for one state: a place in each group of recurrent layers."""
+
+    places: tuple[tuple[int, BlockId], ...]
+    """(group, place), ascending."""
+    tier: Tier = Tier.DEVICE
+
+
+@define(eq=False)
+class Checkpoint:
+    """The state behind the first ``offset`` tokens of a published block."""
+
+    slot: Slot
+    block: "Block"
+    offset: int
+    """1 to the block's tokens."""
+    level: float = 0.0
+    """Eviction's clock when it was last used."""
+    entry: int = 0
+    """Number of its entry in the order of eviction; 0: it is gone."""
+
+    @property
+    def position(self) -> int:
+        return self.block.start + self.offset
+
+
+@define(eq=False)
 class Block:
     """One run of token places, and, once published, what they hold."""
 
     ids: tuple[BlockId, ...]
-    """Per group."""
+    """Per group with K and V. A model without any has blocks all the same: the index is made of
+    them."""
     tier: Tier = Tier.DEVICE
     num_refs: int = 1
     key: bytes | None = None
@@ -41,6 +74,10 @@ class Block:
     stamp: int = 0
     """Times that the block entered the candidates for eviction."""
     is_candidate: bool = False
+    checkpoints: tuple[Checkpoint, ...] = ()
+    """By offset."""
+    num_states: int = 0
+    """Checkpoints here and in all blocks behind."""
     is_short: bool = False
     """Counted among the short strangers; see ``eviction``."""
 

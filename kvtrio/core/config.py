@@ -42,6 +42,29 @@ class CoreConfig:
     """Per group, in RAM; 0: no RAM tier."""
     is_unified: bool = True
     """Device and host are one memory: moving a block between them copies nothing."""
+    num_state_slots: int = 0
+    """Per group of recurrent layers, on the device: one for each place, the others for checkpoints;
+    0 where there are no such groups."""
+    num_host_state_slots: int = 0
+    """The same in RAM, all for checkpoints."""
+    checkpoint_spacing: int = 32
+    """Tokens; a prompt's checkpoints are not closer to each other, nor to where it resumed."""
+    checkpoint_grid: int = 512
+    """Tokens between the checkpoints of a long stretch."""
+
+    @property
+    def token_groups(self) -> tuple[int, ...]:
+        """Those with K and V: a block has a place in each."""
+        return tuple(
+            i for i, group in enumerate(self.groups) if group.state_class is not StateClass.POINT
+        )
+
+    @property
+    def point_groups(self) -> tuple[int, ...]:
+        """Those of recurrent layers: a slot has a place in each."""
+        return tuple(
+            i for i, group in enumerate(self.groups) if group.state_class is StateClass.POINT
+        )
 
     @property
     def num_blocks(self) -> int:

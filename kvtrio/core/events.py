@@ -72,6 +72,9 @@ class Submit:
     """Of the prompt: those that kept the ids with which they were generated here."""
     is_copy: bool = False
     """Another request for the same prompt of the same caller stands for it in prompt totals."""
+    checkpoints: tuple[int, ...] = ()
+    """Positions in the prompt, ascending, where later prompts may part from it: ends of messages.
+    Of use to models with recurrent layers."""
     is_silent: bool = False
     """The prompt is to be read and nothing written; the token that comes with it does not count."""
 

@@ -37,6 +37,9 @@ class Candidates:
 
     limit: int
     block_size: int
+    needs_states: bool = False
+    """The model has recurrent layers: it cannot resume behind the last checkpoint, so that blocks
+    there are worth nothing."""
     level: float = field(init=False, default=0.0)
     """Value of the last victim."""
     num_short: int = field(init=False, default=0)
@@ -48,7 +51,20 @@ class Candidates:
     def use(self, block: Block, now: float) -> None:
         """The block was used: it rises to the clock's level plus its worth."""
         block.last_used_s = now
-        block.value = self.level + worth(block, self.block_size)
+        block.value = self.value_now(block)
+
+    def value_now(self, block: Block) -> float:
+        """As if it was used now."""
+        if self.needs_states and not block.num_states:
+            return self.level
+        return self.level + worth(block, self.block_size)
+
+    def devalue(self, block: Block, now: float) -> None:
+        """No checkpoint is left behind it."""
+        block.value = self.level
+        if block.is_candidate:
+            self.discard(block)
+            self.add(block, now)
 
     def add(self, block: Block, now: float) -> None:
         assert not block.is_candidate

@@ -17,6 +17,10 @@ MINIMUM = 16
 """Tokens in common that are not worth a word: a start token, a template's first header."""
 
 
+NEAR = 64
+"""Tokens behind a checkpoint that are computed again without a word."""
+
+
 class CachePath(Enum):
     """Where the reused state lay."""
 
@@ -37,6 +41,8 @@ class MissReason(Enum):
     DIVERGED = "diverged"
     ADAPTER_MISMATCH = "adapter_mismatch"
     """More of it is cached under another adapter set."""
+    NO_CHECKPOINT = "no_checkpoint"
+    """More tokens were known, but the state of the model's recurrent layers was not kept there."""
     EVICTED = "evicted"
     BELOW_MINIMUM = "below_minimum"
     """A few tokens were the same, as they are in all prompts of a template."""
@@ -65,7 +71,8 @@ class CacheReport:
     num_device_tokens: int = 0
     num_host_tokens: int = 0
     num_matched_tokens: int = 0
-    """The match when the request started; later chunks may have added to it."""
+    """The longest match of tokens when the request started; later chunks may have added to it, and
+    recurrent layers may not be able to resume there."""
     is_divergence: bool = False
     """Something known went on differently behind the match, or is gone from there."""
     num_other_tokens: int = 0
@@ -100,6 +107,13 @@ class Prompt:
 
 def explain(cache: TieredCache, prompt: Prompt, match: Match, now: float) -> CacheReport:
     """The report of a request that starts with ``match``. Call before the match is acquired."""
+    report = _explain(cache, prompt, match.whole or match, now)
+    if match.num_same - match.num_tokens > NEAR:
+        return evolve(report, reason=MissReason.NO_CHECKPOINT)
+    return report
+
+
+def _explain(cache: TieredCache, prompt: Prompt, match: Match, now: float) -> CacheReport:
     trail = prompt.trail
     limit = len(trail.tags) - 1
     report = CacheReport(num_matched_tokens=match.num_tokens)

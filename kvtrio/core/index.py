@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from attrs import define, field, frozen
 
-from kvtrio.core.blocks import Block
+from kvtrio.core.blocks import Block, Checkpoint
 from kvtrio.core.identity import TAG_SHIFT, TOKEN_MASK, TokenTrail
 
 
@@ -25,6 +25,14 @@ class Match:
     """A block that goes on with the same ``num_partial`` tokens, then differently or no more."""
     num_partial: int
     num_tokens: int
+    checkpoint: Checkpoint | None = None
+    """At its end; of models with recurrent layers, where ``whole`` is the match of the tokens."""
+    whole: "Match | None" = None
+
+    @property
+    def num_same(self) -> int:
+        """Tokens that are known, whether or not a request can resume behind them."""
+        return self.num_tokens if self.whole is None else self.whole.num_tokens
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
@@ -138,9 +146,10 @@ class PrefixIndex:
             return before
         return None
 
-    def covers(self, parent: Block, tags: Sequence[int]) -> bool:
-        """Whether a child of ``parent`` begins with all of ``tags``."""
-        return self._longest(parent, tags)[1] == len(tags)
+    def covering(self, parent: Block, tags: Sequence[int]) -> Block | None:
+        """The child of ``parent`` that begins with all of ``tags``."""
+        child, num = self._longest(parent, tags)
+        return child if num == len(tags) else None
 
     def remove(self, block: Block) -> None:
         """Take a childless block out; it can be matched no more."""

@@ -3,7 +3,8 @@
 from collections import Counter
 from collections.abc import Iterator
 
-from kvtrio.core.blocks import Block
+from kvtrio.core.blocks import Block, Slot
+from kvtrio.core.checkpoints import Checkpoints
 from kvtrio.core.cost import load_of
 from kvtrio.core.machine import Core
 from kvtrio.core.policy import Streams
@@ -34,6 +35,7 @@ def check(core: Core) -> None:
     _require(pinned <= core.cache.pins.limit, "pins leave room")
     for block in cached:
         _check_standing(core.cache, block)
+    _check_states(core, cached)
 
 
 def _require(holds: bool, rule: str) -> None:
@@ -103,8 +105,11 @@ def _check_in_flight(core: Core) -> None:
     _require(total <= core.config.max_batch_tokens, "a batch keeps to the budget")
     for chunk in chunks:
         blocks = core.requests[chunk.request_id].blocks
-        tables = tuple(zip(*(block.ids for block in blocks), strict=True))
-        _require(tables == chunk.block_tables, "blocks in flight stay with their request")
+        tables = list(zip(*(block.ids for block in blocks), strict=True))
+        slot = core.requests[chunk.request_id].slot
+        for group, place in slot.places if slot else ():
+            tables.insert(group, (place,))
+        _require(tuple(tables) == chunk.block_tables, "blocks in flight stay with their request")
     _require(not core.in_flight or not core.cache.copies, "copies travel with the batch")
 
 
@@ -203,3 +208,44 @@ def _check_standing(cache: TieredCache, block: Block) -> None:
     has_child = near if block.tier is Tier.DEVICE else block.children
     may_go = not block.num_refs and not has_child
     _require(block.is_candidate == may_go, "candidates are the blocks that may go")
+
+
+# --- states of recurrent layers ---
+
+
+def _check_states(core: Core, cached: list[Block]) -> None:
+    states = core.cache.states
+    for request in core.requests.values():
+        is_running = request.state is RequestState.RUNNING
+        has_slot = states is not None and is_running
+        _require((request.slot is not None) == has_slot, "those that run have a slot")
+    for block in [core.cache.index.root, *cached]:
+        offsets = [each.offset for each in block.checkpoints]
+        _require(offsets == sorted(set(offsets)), "checkpoints are sorted and distinct")
+        _require(all(0 < each <= len(block.tags) for each in offsets), "tokens before checkpoints")
+        _require(all(each.block is block for each in block.checkpoints), "they know their block")
+        behind = sum(child.num_states for child in block.children)
+        _require(block.num_states == len(offsets) + behind, "a block counts its checkpoints")
+    if states is None:
+        _require(not any(block.checkpoints for block in cached), "checkpoints are of states")
+        return
+    kept = [each for block in cached for each in block.checkpoints]
+    slots = [each.slot for each in kept]
+    slots += [request.slot for request in core.requests.values() if request.slot is not None]
+    _check_slots(states, slots)
+    for each in kept:
+        entries = states.heaps[each.slot.tier]
+        found = sum(entry[1] == each.entry and entry[2] is each for entry in entries)
+        _require(found == 1, "a checkpoint stands in its tier's order once")
+
+
+def _check_slots(states: Checkpoints, slots: list[Slot]) -> None:
+    for tier in Tier:
+        num = sum(slot.tier is tier for slot in slots)
+        _require(states.num_used[tier] == num, "a tier counts its slots")
+        _require(num <= states.limits[tier], "no limit on slots is exceeded")
+    for tier in [Tier.DEVICE] if states.config.is_unified else Tier:
+        for number, arena in enumerate(states.arenas[tier]):
+            mine = [s for s in slots if states.config.is_unified or s.tier is tier]
+            ids = [slot.places[number][1] for slot in mine] + arena.free_ids
+            _require(sorted(ids) == list(range(arena.num_blocks)), "every slot is used once")

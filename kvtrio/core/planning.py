@@ -83,6 +83,8 @@ def _apply(state: State, share: Share, budget: int, now: float) -> Chunk | None:
     end = start + min(share.num_tokens, budget, request.num_missing_tokens)
     if border := request.trail.next_border(start):
         end = min(end, border)
+    if request.slot is not None:
+        end = state.tables.states.cut(request, end, now)
     state.tables.grow(request, end, now)
     request.in_flight = True
     return _chunk(request, end)
@@ -91,15 +93,17 @@ def _apply(state: State, share: Share, budget: int, now: float) -> Chunk | None:
 def _make_ready(state: State, request: Request, now: float) -> bool:
     """Let the request run with all that is cached for it; False if it is to wait."""
     match = state.tables.match(request)
-    num_known = match.num_tokens if match else request.num_computed_tokens
-    if state.tables.is_being_computed(request, num_known):
+    done = request.num_computed_tokens
+    if state.tables.is_being_computed(request, match.num_same if match else done):
         return False
     is_new = request.state is RequestState.WAITING
     if is_new and not state.start(request, now):
         return False
     if is_new and not request.num_preemptions:
         request.report = _explain(state, request, match, now)
-    if match:
+    if is_new:
+        state.tables.states.begin(request, match, now)
+    if match and match.num_tokens > done:
         _use(state, request, match, now)
     return True
 

@@ -6,7 +6,7 @@ from functools import cached_property
 from attrs import define, field
 
 from kvtrio.core.batch import SampleRow
-from kvtrio.core.blocks import Block
+from kvtrio.core.blocks import Block, Checkpoint, Slot
 from kvtrio.core.events import Gap, Submit
 from kvtrio.core.explain import CacheReport
 from kvtrio.core.identity import AdapterUse, TokenTrail
@@ -39,7 +39,17 @@ class Request:
     blocks: list[Block] = field(factory=list)
     """Grows until the request ends; a block may be replaced by an equal published one."""
     tables: tuple[list[BlockId], ...] = ()
-    """Per group, the places of ``blocks``."""
+    """Per group with K and V, the places of ``blocks``."""
+    slot: Slot | None = None
+    """Of a running request, where the model has recurrent layers: their state."""
+    stops: list[int] = field(factory=list)
+    """Where chunks of its prompt may end for a checkpoint, ascending; see ``states``."""
+    due: int = 0
+    """The one that the last chunk was cut for."""
+    last_checkpoint: int = 0
+    """Position of the last one on its path, taken or resumed from."""
+    rolling: Checkpoint | None = None
+    """The last one within its answer."""
     _table_ids: tuple[tuple[BlockId, ...], ...] | None = field(init=False, default=None)
     num_published: int = 0
     """Leading blocks that are in the index."""
@@ -116,13 +126,16 @@ class Request:
         return SampleRow(params, unit(mixed(self._draw_start + index)), recent)
 
     def block_tables(self) -> tuple[tuple[BlockId, ...], ...]:
-        """``tables`` as they are now."""
+        """Per group, ``tables`` as they are now, or the place of ``slot``."""
         if self._table_ids is None:
-            self._table_ids = tuple(map(tuple, self.tables))
+            tables = list(map(tuple, self.tables))
+            for group, place in self.slot.places if self.slot else ():
+                tables.insert(group, (place,))
+            self._table_ids = tuple(tables)
         return self._table_ids
 
     def note_tables(self) -> None:
-        """``tables`` changed."""
+        """``tables`` or ``slot`` changed."""
         self._table_ids = None
 
     @property

@@ -7,8 +7,10 @@
 
 from attrs import define, field
 
+from kvtrio.core.checkpoints import resumable
 from kvtrio.core.index import Match
 from kvtrio.core.request import Request
+from kvtrio.core.states import RequestStates
 from kvtrio.core.tiers import Position, TieredCache
 from kvtrio.core.types import Retain
 
@@ -19,11 +21,16 @@ class BlockTables:
 
     cache: TieredCache
     block_size: int
+    states: RequestStates = field(init=False)
     computing: set[bytes] = field(init=False, factory=set)
     """Keys of the full blocks that the step being planned will compute."""
 
+    def __attrs_post_init__(self) -> None:
+        self.states = RequestStates(self.cache)
+
     def match(self, request: Request) -> Match | None:
-        """What the cache has beyond the request's computed tokens; None if nothing."""
+        """What the cache has beyond the request's computed tokens; None if nothing. With recurrent
+        layers there may be tokens and no checkpoint: then it says so, and is not beyond."""
         submit, done, total = request.submit, request.num_computed_tokens, request.num_tokens
         if not submit.reuse or done >= total - 1:
             return None
@@ -34,7 +41,9 @@ class BlockTables:
         if done and request.trail.key(first) not in self.cache.index.by_key:
             return None
         match = self.cache.match(request.trail, total - 1, request.known)
-        return match if match.num_tokens > done else None
+        if match.num_tokens <= done:
+            return None
+        return match if self.cache.states is None else resumable(match, done)
 
     def is_being_computed(self, request: Request, num_known: int) -> bool:
         """Whether another request of this step computes the block this one needs next."""
@@ -46,6 +55,8 @@ class BlockTables:
         """Go on from the match: its blocks take the place of what the request had."""
         self.cache.acquire(match, now)
         self.cache.release(request.blocks, now)
+        if match.checkpoint is not None:
+            self.states.resume(request, match.checkpoint, match.num_tokens)
         request.blocks = list(match.blocks)
         request.num_published = len(match.blocks)
         if match.partial is not None:
@@ -60,6 +71,8 @@ class BlockTables:
 
     def grow(self, request: Request, end: int, now: float) -> None:
         """Blocks for the tokens before ``end``, which the step will compute."""
+        if self.cache.states is not None:
+            self.states.roll(request, now)
         for _ in range(-(-end // self.block_size) - len(request.blocks)):
             block = self.cache.take(now)
             request.blocks.append(block)
@@ -104,6 +117,8 @@ class BlockTables:
         rest = request.num_computed_tokens - request.num_published * self.block_size
         if rest > 0 and request.submit.retain is not Retain.AUXILIARY:
             self._publish(request, rest, now)
+        if request.slot is not None:
+            self.states.leave(request)
         if request.submit.retain is Retain.PIN:
             # The last one may not be in the index: a longer block there has its tokens.
             published = [block for block in request.blocks if block.key is not None]

@@ -42,6 +42,9 @@ class CoreStatistics:
     num_used_blocks: Mapping[Tier, int]
     """Held and cached."""
     max_blocks: Mapping[Tier, int]
+    num_used_slots: Mapping[Tier, int] = field(factory=dict)
+    """Of recurrent layers, those of running requests and of checkpoints; empty without such."""
+    max_slots: Mapping[Tier, int] = field(factory=dict)
     places: tuple[PlaceView, ...]
     num_stalls: Mapping[GapCause, int] = field(factory=dict)
     """Gaps between two tokens of an answer above the bound, since the start."""
@@ -102,7 +105,8 @@ class State:
         if submit.max_new_tokens is not None:
             most = min(most, len(submit.token_ids) + submit.max_new_tokens)
         request = Request(submit, now, list(submit.token_ids), self._trail(submit), most)
-        request.tables = tuple([] for _ in self.config.groups)
+        request.tables = tuple([] for _ in self.cache.groups)
+        request.stops = self.tables.states.stops(submit)
         return request
 
     def _trail(self, submit: Submit) -> TokenTrail:
@@ -182,6 +186,7 @@ class State:
         return _account(request, reason, now, text, stopped_by_text)
 
     def statistics(self) -> CoreStatistics:
+        states = self.cache.states
         return CoreStatistics(
             num_running=len(self.running),
             num_waiting=len(self.waiting),
@@ -189,6 +194,8 @@ class State:
             is_draining=self.is_draining,
             num_used_blocks={tier: self.cache.num_used[tier] for tier in Tier},
             max_blocks={tier: self.cache.limits[tier] for tier in Tier},
+            num_used_slots=dict(states.num_used) if states else {},
+            max_slots=dict(states.limits) if states else {},
             places=self.places.views(),
             num_stalls=dict(self.num_stalls),
         )

@@ -33,6 +33,8 @@ class Storage:
     """Places, counts and planned copies; see the module's rules."""
 
     config: CoreConfig
+    groups: tuple[int, ...] = field(init=False)
+    """Those with K and V."""
     arenas: dict[Tier, tuple[Arena, ...]] = field(init=False)
     limits: dict[Tier, int] = field(init=False)
     num_used: dict[Tier, int] = field(init=False)
@@ -44,7 +46,7 @@ class Storage:
         config = self.config
         self.limits = {Tier.DEVICE: config.num_blocks, Tier.HOST: config.num_host_blocks}
         self.num_used = dict.fromkeys(Tier, 0)
-        groups = range(len(config.groups))
+        self.groups = groups = config.token_groups
         if config.is_unified:
             arenas = tuple(Arena(sum(self.limits.values())) for _ in groups)
             self.arenas = dict.fromkeys(Tier, arenas)
@@ -97,5 +99,5 @@ class Storage:
         tiers: tuple[Tier, Tier],
         num_tokens: int,
     ) -> None:
-        for group, (source, target) in enumerate(zip(sources, targets, strict=True)):
+        for group, source, target in zip(self.groups, sources, targets, strict=True):
             self.copies.append(Copy(group, source, target, num_tokens, *tiers))

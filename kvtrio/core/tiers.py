@@ -2,6 +2,7 @@
 
 1. A held block lies on the device. So does its parent, and its parent's parent.
 2. A cached block may leave the device when no child is there, and be dropped when it has no child.
+3. Checkpoints of recurrent layers hang on published blocks and have memory of their own.
 """
 
 from collections import OrderedDict
@@ -10,7 +11,8 @@ from collections.abc import Sequence
 from attrs import define, field, frozen
 
 from kvtrio.core.blocks import Block
-from kvtrio.core.eviction import Candidates, worth
+from kvtrio.core.checkpoints import Checkpoints
+from kvtrio.core.eviction import Candidates
 from kvtrio.core.identity import TokenTrail
 from kvtrio.core.index import Match, PrefixIndex
 from kvtrio.core.pins import Pins
@@ -38,6 +40,8 @@ class TieredCache(Storage):
     ghosts: OrderedDict[bytes, float] = field(init=False, factory=OrderedDict)
     """Key of a lost block: when it was last used."""
     pins: Pins = field(init=False)
+    states: Checkpoints | None = field(init=False, default=None)
+    """None: the model has no recurrent layers."""
     moves: TierMoves = field(init=False, factory=TierMoves)
 
     def __attrs_post_init__(self) -> None:
@@ -45,7 +49,10 @@ class TieredCache(Storage):
         size = self.config.block_size
         self.index = PrefixIndex(size)
         self.pins = Pins(sum(self.limits.values()) // 2)
-        self.candidates = {tier: Candidates(self.limits[tier], size) for tier in Tier}
+        needs_states = bool(self.config.point_groups)
+        self.candidates = {tier: Candidates(self.limits[tier], size, needs_states) for tier in Tier}
+        if needs_states:
+            self.states = Checkpoints(self.config, self.copies, self.candidates)
 
     # --- what requests do ---
 
@@ -92,13 +99,15 @@ class TieredCache(Storage):
         key = trail.key_of(start // size, num_tokens)
         if known := self.index.find(parent, key, tags):
             return self._adopt(known, block, now)
-        if self.index.covers(parent, tags):
+        if self.index.covering(parent, tags):
             return block
         block.key, block.start, block.tags = key, start, tags
         block.identities = tuple(c.identity for at, c in trail.contexts if at < start + num_tokens)
         self.ghosts.pop(key, None)
         shorter = self.index.insert(block, parent)
         self._count_child(parent, +1, now)
+        if shorter and self.states:
+            self.states.move(shorter, block)
         if shorter and shorter.is_candidate:
             self._supersede(shorter, now)
         return block
@@ -130,7 +139,7 @@ class TieredCache(Storage):
         ram = self.candidates[Tier.HOST]
         while self.is_full(Tier.HOST):
             lowest = ram.lowest(now)
-            is_least = lowest is None or lowest.value > ram.level + worth(victim, ram.block_size)
+            is_least = lowest is None or lowest.value > ram.value_now(victim)
             if is_least and not victim.children:
                 return False
             assert lowest is not None, "a block that has no room in RAM has no child there"
@@ -140,7 +149,7 @@ class TieredCache(Storage):
 
     def _demote(self, block: Block, now: float) -> None:
         ram = self.candidates[Tier.HOST]
-        block.value = ram.level + worth(block, ram.block_size)
+        block.value = ram.value_now(block)
         self._move(block, Tier.HOST, now)
         self.moves.num_demoted += 1
 
@@ -188,6 +197,8 @@ class TieredCache(Storage):
         if block.is_candidate:
             self.candidates[block.tier].discard(block)
         self.pins.unpin(block)
+        if block.checkpoints and self.states:
+            self.states.drop_all(block, now)
         self.index.remove(block)
         self.remove(block)
         self._count_child(parent, -1 if block.tier is Tier.DEVICE else 0, now)

@@ -7,9 +7,10 @@ import pytest
 from harness.core_fakes import NumberMatcher, answer, make_core, submit
 from harness.memory import Memory
 from kvtrio.core import invariants
+from kvtrio.core.config import Group
 from kvtrio.core.events import Abort, Finished, Rejected, Tick, TokenOut
 from kvtrio.core.identity import AdapterUse, Segment
-from kvtrio.core.types import FinishReason, Retain
+from kvtrio.core.types import FinishReason, Retain, StateClass
 from kvtrio.schedulers.fair import Fair
 from kvtrio.schedulers.fcfs import FCFS
 from kvtrio.schedulers.priority import Priority
@@ -17,15 +18,25 @@ from kvtrio.schedulers.stall_free import StallFree
 
 NUM_EVENTS = 25_000
 """For each of the four policies."""
+STATE = Group(StateClass.POINT, None, 0, 64)
+HYBRID = {
+    "groups": (STATE, Group(StateClass.TOKEN, None, 8), STATE),
+    "num_state_slots": 4,
+    "num_host_state_slots": 5,
+    "checkpoint_spacing": 4,
+    "checkpoint_grid": 8,
+}
 
 
 class Traffic:
     """Submits, leavers, steps and the passing of time, from one seeded source."""
 
-    def __init__(self, policy, seed):
+    def __init__(self, policy, seed, **sizes):
         self.rng = random.Random(seed)
-        self.core = make_core(policy, num_places=2, max_context=24, num_host_blocks=6)
-        self.memory = Memory(4, True)
+        sizes = {"num_places": 2, "max_context": 24, "num_host_blocks": 6, **sizes}
+        self.core = make_core(policy, **sizes)
+        config = self.core.config
+        self.memory = Memory(4, config.is_unified, config.point_groups)
         self.now, self.number, self.batch = 0.0, 0, None
         self.histories, self.open, self.terminal = {}, {}, {}
 
@@ -47,7 +58,12 @@ class Traffic:
     def submit(self):
         rng, self.number = self.rng, self.number + 1
         stem = [1 + (i * i + rng.randrange(3)) % 3 for i in range(rng.randrange(4))]
-        prompt = (*stem, *(rng.randrange(1, 3) for _ in range(rng.randrange(0, 22))))
+        tail = tuple(rng.randrange(1, 3) for _ in range(rng.randrange(0, 22)))
+        if self.histories and rng.random() < 0.4:
+            known = rng.choice(list(self.histories.values()))
+            stem = [token for token, _ in known[: rng.randrange(len(known) + 1)]]
+            tail = tail[: rng.randrange(1, 8)]
+        prompt = (*stem, *tail)
         uses = (AdapterUse(1, b"a" * 32, 0.5),) if rng.random() < 0.2 else ()
         event = submit(
             self.number,
@@ -86,10 +102,21 @@ class Traffic:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("policy", [FCFS, StallFree, Fair, Priority])
-def test_nothing_is_lost_or_told_twice(policy):
+@pytest.mark.parametrize(
+    ("policy", "sizes"),
+    [
+        (FCFS, {}),
+        (StallFree, {}),
+        (Fair, {}),
+        (Priority, {}),
+        (StallFree, HYBRID),
+        (Priority, {**HYBRID, "is_unified": False}),
+        (FCFS, {**HYBRID, "groups": (STATE,)}),
+    ],
+)
+def test_nothing_is_lost_or_told_twice(policy, sizes):
     """However it ends, each request has one terminal event, and reads only its own history."""
-    traffic = Traffic(policy(), 5)
+    traffic = Traffic(policy(), 5, **sizes)
     for _ in range(NUM_EVENTS):
         traffic.one()
     while traffic.core.has_work:

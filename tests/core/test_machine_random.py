@@ -18,11 +18,12 @@ from hypothesis.stateful import (
 from harness.core_fakes import NumberMatcher, answer, config, submit
 from harness.memory import Memory
 from kvtrio.core import invariants
+from kvtrio.core.config import Group
 from kvtrio.core.events import Abort, Drain, Finished, Rejected, Tick, TokenOut
 from kvtrio.core.identity import AdapterUse, KeyMaker, Segment
 from kvtrio.core.machine import Core
 from kvtrio.core.policy import Plan, Share
-from kvtrio.core.types import FinishReason, Retain
+from kvtrio.core.types import FinishReason, Retain, StateClass
 from kvtrio.schedulers.fair import Fair
 from kvtrio.schedulers.fcfs import FCFS
 from kvtrio.schedulers.priority import Priority
@@ -52,6 +53,8 @@ class Traffic(RuleBasedStateMachine):
     keys = KeyMaker(b"secret of the tests", b"root")
     policies = (FCFS(), StallFree(), Fair(), Priority())
     sizes: ClassVar = {}
+    variety = 1
+    """One request in so many differs from others in adapters or namespace."""
 
     def __init__(self):
         super().__init__()
@@ -65,11 +68,17 @@ class Traffic(RuleBasedStateMachine):
         self.shares = None
         self.prompts = [()]
 
-    @initialize(num_host_blocks=st.sampled_from([0, 3, 20]), is_unified=st.booleans())
-    def start(self, num_host_blocks, is_unified):
+    @initialize(
+        num_host_blocks=st.sampled_from([0, 3, 20]),
+        is_unified=st.booleans(),
+        num_slots=st.tuples(st.sampled_from([3, 4, 9]), st.sampled_from([0, 1, 5])),
+    )
+    def start(self, num_host_blocks, is_unified, num_slots):
         sizes = {"num_host_blocks": num_host_blocks, "is_unified": is_unified, **self.sizes}
+        sizes |= dict(zip(("num_state_slots", "num_host_state_slots"), num_slots, strict=True))
         self.core = Core(config(**sizes), self, self.keys)
-        self.memory = Memory(self.core.config.block_size, self.core.config.is_unified)
+        sizes = self.core.config
+        self.memory = Memory(sizes.block_size, sizes.is_unified, sizes.point_groups)
 
     def plan(self, view):
         """The first-come policy, or whatever a rule asked for."""
@@ -108,7 +117,8 @@ class Traffic(RuleBasedStateMachine):
         base = data.draw(st.sampled_from(self.prompts[-6:]))
         cut = data.draw(st.integers(0, len(base)))
         tail = data.draw(st.lists(st.integers(1, 3), max_size=14))
-        adapters = data.draw(ADAPTERS)
+        is_odd = data.draw(st.integers(1, self.variety)) == 1
+        adapters = data.draw(ADAPTERS) if is_odd else ()
         segments = (Segment(0, adapters),)
         if data.draw(st.booleans()) and cut > 1:
             segments = (Segment(0), Segment(data.draw(st.integers(1, cut)), adapters))
@@ -121,13 +131,14 @@ class Traffic(RuleBasedStateMachine):
             eos_ids=frozenset({5}),
             matcher=NumberMatcher(frozenset({4})),
             segments=segments,
-            namespace=data.draw(st.sampled_from([b"", b"tenant"])),
+            namespace=data.draw(st.sampled_from([b"", b"tenant"])) if is_odd else b"",
             reuse=data.draw(st.integers(0, 5)) > 0,
             retain=data.draw(st.sampled_from([*Retain, Retain.NORMAL, Retain.NORMAL])),
             retain_s=2.0,
             tenant=data.draw(st.sampled_from([b"", b"one", b"two"])),
             priority=data.draw(st.integers(0, 2)),
             deadline_s=data.draw(st.none() | st.floats(self.now - 1, self.now + 3)),
+            checkpoints=tuple(sorted(data.draw(st.sets(st.integers(0, 30), max_size=3)))),
         )
         self.open[event.request_id] = event
         self.histories[event.request_id] = []
@@ -192,6 +203,8 @@ class Traffic(RuleBasedStateMachine):
         assert not self.open
         used = sum(self.core.cache.num_used.values())
         assert used == self.core.cache.index.num_blocks
+        if (states := self.core.cache.states) is not None:
+            assert sum(states.num_used.values()) == self.core.cache.index.root.num_states
 
 
 class CollidingTraffic(Traffic):
@@ -206,8 +219,47 @@ class CrowdedTraffic(Traffic):
     sizes: ClassVar = {"num_places": 3, "max_context": 16, "block_size": 4}
 
 
+STATE = Group(StateClass.POINT, None, 0, 64)
+NEAR = {"checkpoint_spacing": 4, "checkpoint_grid": 8}
+
+
+class HybridTraffic(Traffic):
+    """The same with recurrent layers around those with K and V."""
+
+    variety = 8
+    sizes: ClassVar = {
+        "groups": (STATE, Group(StateClass.TOKEN, None, 8), STATE, Group(StateClass.WINDOW, 16, 8)),
+        **NEAR,
+    }
+
+
+class RecurrentTraffic(Traffic):
+    """The same with recurrent layers alone, and keys that collide."""
+
+    keys = CollidingTraffic.keys
+    variety = 8
+    sizes: ClassVar = {"groups": (STATE, STATE), **NEAR}
+
+
+class CrowdedHybridTraffic(Traffic):
+    """The same with small places: requests end within few blocks."""
+
+    variety = 8
+    sizes: ClassVar = {**HybridTraffic.sizes, **CrowdedTraffic.sizes}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("traffic", [Traffic, CollidingTraffic, CrowdedTraffic])
+@pytest.mark.parametrize(
+    "traffic",
+    [
+        Traffic,
+        CollidingTraffic,
+        CrowdedTraffic,
+        HybridTraffic,
+        RecurrentTraffic,
+        CrowdedHybridTraffic,
+    ],
+)
 def test_random_traffic(traffic):
     """See the classes."""
     run_state_machine_as_test(

@@ -10,10 +10,12 @@ Trace = tuple[object, ...]
 
 @define
 class Memory:
-    """Each place of each block holds a digest of all it was computed from: the whole history."""
+    """Each place of each block holds a digest of all it was computed from: the whole history. So
+    does each slot of a group of recurrent layers."""
 
     block_size: int
     is_unified: bool
+    point_groups: tuple[int, ...] = ()
     places: dict[tuple[Tier, int, int, int], int] = field(factory=dict)
     """(tier, group, block, place): digest."""
 
@@ -23,7 +25,7 @@ class Memory:
         ``histories``: per request, what each of its positions is computed from, in order.
         """
         for copy in batch.copies:
-            for place in range(copy.num_tokens):
+            for place in range(1 if copy.group in self.point_groups else copy.num_tokens):
                 source = self._at(copy.source_tier, copy.group, copy.source, place)
                 target = self._at(copy.target_tier, copy.group, copy.target, place)
                 self.places[target] = self.places[source]
@@ -31,6 +33,14 @@ class Memory:
         for chunk in batch.chunks:
             digests = _digests(histories[chunk.request_id][: chunk.end])
             for group, table in enumerate(chunk.block_tables):
+                if group in self.point_groups:
+                    at = self._at(Tier.DEVICE, group, *table, 0)
+                    if chunk.start:
+                        assert self.places[at] == digests[chunk.start - 1], "another state"
+                    assert at not in written, "two chunks write one slot"
+                    written.add(at)
+                    self.places[at] = digests[-1]
+                    continue
                 for position, digest in enumerate(digests):
                     block, place = divmod(position, self.block_size)
                     at = self._at(Tier.DEVICE, group, table[block], place)

@@ -1,0 +1,292 @@
+"""Slots for the state of recurrent layers: who has one, and which checkpoints are kept.
+
+1. Slots of a tier never outnumber its limit; on the device every place's request can have one.
+2. A checkpoint goes where it costs least to compute what only it saves, on a clock that rises with
+   each loss, as for blocks (see ``eviction``): from the one before it on its path to its position.
+3. One with another behind it is where an old turn ended. It counts an eighth: next turns resume
+   from the last one.
+"""
+
+from heapq import heapify, heappop, heappush, heapreplace
+
+from attrs import define, field
+
+from kvtrio.core.batch import Copy
+from kvtrio.core.blocks import Arena, Block, Checkpoint, Slot
+from kvtrio.core.config import CoreConfig
+from kvtrio.core.eviction import FAR_TOKENS, Candidates
+from kvtrio.core.index import Match
+from kvtrio.core.types import BlockId, Tier
+
+PASSED_SHARE = 1 / 8
+LEAST_TOKENS = 64
+"""What the last one on a path counts at least."""
+
+Entry = tuple[float, int, Checkpoint]
+"""(value, entry's number, checkpoint): alive while the checkpoint has that number."""
+
+
+@define(eq=False)
+class Checkpoints:
+    """take / restore / keep / hand_over / forget; see the module's rules."""
+
+    config: CoreConfig
+    copies: list[Copy]
+    """Those planned for the next step, of blocks too."""
+    blocks: dict[Tier, Candidates]
+    """Blocks behind which no checkpoint is left are worth nothing."""
+    arenas: dict[Tier, tuple[Arena, ...]] = field(init=False)
+    limits: dict[Tier, int] = field(init=False)
+    num_used: dict[Tier, int] = field(init=False)
+    heaps: dict[Tier, list[Entry]] = field(init=False)
+    level: float = field(init=False, default=0.0)
+    """Value of the last one lost."""
+    num_lost: int = field(init=False, default=0)
+    _num_entries: int = field(init=False, default=0)
+    _wanted: Checkpoint | None = field(init=False, default=None)
+
+    def __attrs_post_init__(self) -> None:
+        config = self.config
+        assert config.num_state_slots >= config.num_places, "every place has a running state"
+        self.limits = {Tier.DEVICE: config.num_state_slots, Tier.HOST: config.num_host_state_slots}
+        self.num_used = dict.fromkeys(Tier, 0)
+        self.heaps = {tier: [] for tier in Tier}
+        groups = config.point_groups
+        if config.is_unified:
+            arenas = tuple(Arena(sum(self.limits.values())) for _ in groups)
+            self.arenas = dict.fromkeys(Tier, arenas)
+        else:
+            self.arenas = {tier: tuple(Arena(self.limits[tier]) for _ in groups) for tier in Tier}
+
+    # --- what requests do ---
+
+    def take(self, now: float, wanted: Checkpoint | None = None) -> Slot:
+        """A running request's, on the device; what it resumes from is the last to go for it."""
+        self._wanted = wanted
+        self._make_room(now)
+        self._wanted = None
+        return self._new(Tier.DEVICE)
+
+    def free(self, slot: Slot) -> None:
+        self.num_used[slot.tier] -= 1
+        for arena, (_, place) in zip(self.arenas[slot.tier], slot.places, strict=True):
+            arena.free(place)
+
+    def restore(self, checkpoint: Checkpoint, slot: Slot) -> None:
+        """Before the next step, copy the checkpoint's state into a running request's slot."""
+        # It may have lost its room to this very slot: then the state is there already.
+        source = checkpoint.slot
+        is_one_memory = self.config.is_unified or source.tier is slot.tier
+        if source.places != slot.places or not is_one_memory:
+            self._plan(source, slot)
+        if checkpoint.entry:
+            self._enter(checkpoint)
+
+    def keep(self, block: Block, offset: int, running: Slot, now: float) -> Checkpoint | None:
+        """Copy a running state before the next step, to keep it behind the first ``offset`` tokens
+        of a published block; None where that is there already, or there is no room."""
+        if any(known.offset == offset for known in block.checkpoints):
+            return None
+        slot = self._spare(now)
+        if slot is None:
+            return None
+        self._plan(running, slot)
+        return self.hand_over(block, offset, slot)
+
+    def hand_over(self, block: Block, offset: int, slot: Slot) -> Checkpoint | None:
+        """The slot becomes a checkpoint, unless there is one at that place."""
+        if any(known.offset == offset for known in block.checkpoints):
+            self.free(slot)
+            return None
+        checkpoint = Checkpoint(slot, block, offset)
+        both = (*block.checkpoints, checkpoint)
+        block.checkpoints = tuple(sorted(both, key=lambda each: each.offset))
+        _count(block)
+        self._enter(checkpoint)
+        if earlier := _before(checkpoint):
+            self._push(earlier)
+        return checkpoint
+
+    # --- what the cache does ---
+
+    def move(self, source: Block, target: Block) -> None:
+        """``target``, new, begins with all of its sibling ``source``."""
+        for checkpoint in source.checkpoints:
+            checkpoint.block = target
+        target.checkpoints, source.checkpoints = source.checkpoints, ()
+        target.num_states, source.num_states = source.num_states, 0
+
+    def drop_all(self, block: Block, now: float) -> None:
+        """The block goes, and has no children."""
+        for checkpoint in block.checkpoints:
+            self.drop(checkpoint, now)
+
+    def drop(self, checkpoint: Checkpoint, now: float) -> None:
+        checkpoint.entry = 0
+        block: Block | None = checkpoint.block
+        assert block is not None
+        block.checkpoints = tuple(each for each in block.checkpoints if each is not checkpoint)
+        self.free(checkpoint.slot)
+        while block is not None:
+            block.num_states -= 1
+            if not block.num_states:
+                self.blocks[block.tier].devalue(block, now)
+            block = block.parent
+
+    # --- room ---
+
+    def _make_room(self, now: float) -> None:
+        """For one slot on the device."""
+        while self.num_used[Tier.DEVICE] >= self.limits[Tier.DEVICE]:
+            victim = self._lowest(Tier.DEVICE, now)
+            assert victim is not None, "the device has a slot for every place"
+            self._demote(victim, now)
+
+    def _spare(self, now: float) -> Slot | None:
+        """For a checkpoint: on the device if not all slots there are running."""
+        if self.num_used[Tier.DEVICE] < self.limits[Tier.DEVICE]:
+            return self._new(Tier.DEVICE)
+        victim = self._lowest(Tier.DEVICE, now)
+        if victim is not None:
+            self._demote(victim, now)
+            return self._new(Tier.DEVICE)
+        if self.num_used[Tier.HOST] >= self.limits[Tier.HOST]:
+            lowest = self._lowest(Tier.HOST, now)
+            if lowest is None:
+                return None
+            self._lose(lowest, now)
+        return self._new(Tier.HOST)
+
+    def _demote(self, victim: Checkpoint, now: float) -> None:
+        """Off the device: to RAM, unless it is worth less than all there."""
+        if self.num_used[Tier.HOST] >= self.limits[Tier.HOST]:
+            lowest = self._lowest(Tier.HOST, now)
+            if lowest is None or self.value(lowest) > self.value(victim):
+                self._lose(victim, now)
+                return
+            self._lose(lowest, now)
+        self._transfer(victim.slot, Tier.HOST)
+        self._push(victim)
+
+    def _lose(self, victim: Checkpoint, now: float) -> None:
+        self.level = max(self.level, self.value(victim))
+        self.num_lost += 1
+        self.drop(victim, now)
+
+    def _new(self, tier: Tier) -> Slot:
+        self.num_used[tier] += 1
+        return Slot(self._take_places(tier), tier)
+
+    def _take_places(self, tier: Tier) -> tuple[tuple[int, BlockId], ...]:
+        ids = (arena.take() for arena in self.arenas[tier])
+        return tuple(zip(self.config.point_groups, ids, strict=True))
+
+    def _transfer(self, slot: Slot, tier: Tier) -> None:
+        self.num_used[slot.tier] -= 1
+        self.num_used[tier] += 1
+        if not self.config.is_unified:
+            source = Slot(slot.places, slot.tier)
+            slot.places, slot.tier = self._take_places(tier), tier
+            self._plan(source, slot)
+            for arena, (_, place) in zip(self.arenas[source.tier], source.places, strict=True):
+                arena.free(place)
+        slot.tier = tier
+
+    def _plan(self, source: Slot, target: Slot) -> None:
+        tiers = (Tier.DEVICE, Tier.DEVICE)
+        if not self.config.is_unified:
+            tiers = (source.tier, target.tier)
+        for (group, one), (_, other) in zip(source.places, target.places, strict=True):
+            self.copies.append(Copy(group, one, other, 0, *tiers))
+
+    # --- order ---
+
+    def value(self, checkpoint: Checkpoint) -> float:
+        """The clock at its last use, and what it costs to compute again what it saves."""
+        earlier = _before(checkpoint)
+        start = earlier.position if earlier else 0
+        num_tokens = checkpoint.position - start
+        num_here = checkpoint.block.checkpoints.index(checkpoint) + 1
+        if checkpoint.block.num_states == num_here:
+            cost = float(max(num_tokens, LEAST_TOKENS))
+        else:
+            cost = num_tokens * PASSED_SHARE
+        return checkpoint.level + cost * (1 + start / FAR_TOKENS)
+
+    def _enter(self, checkpoint: Checkpoint) -> None:
+        """It was used, now."""
+        checkpoint.level = self.level
+        self._push(checkpoint)
+
+    def _push(self, checkpoint: Checkpoint) -> None:
+        heap, self._num_entries = self.heaps[checkpoint.slot.tier], self._num_entries + 1
+        checkpoint.entry = self._num_entries
+        heappush(heap, (self.value(checkpoint), checkpoint.entry, checkpoint))
+        if len(heap) > 2 * self.limits[checkpoint.slot.tier] + 16:
+            heap[:] = [entry for entry in heap if entry[2].entry == entry[1]]
+            heapify(heap)
+
+    def _lowest(self, tier: Tier, now: float) -> Checkpoint | None:
+        """The one to lose next: a pinned one only if there is no other. The one that is to be
+        copied from may give its room to the copy, on the device, and to nobody else."""
+        heap, pinned = self.heaps[tier], list[Entry]()
+        found: Checkpoint | None = None
+        while heap and found is None:
+            value, number, checkpoint = heap[0]
+            if checkpoint.entry != number:
+                heappop(heap)
+            elif (current := self.value(checkpoint)) > value:
+                # The one before it went, so that more depends on it than when it was entered.
+                heapreplace(heap, (current, number, checkpoint))
+            elif checkpoint is self._wanted or checkpoint.block.pinned_until_s > now:
+                pinned.append(heappop(heap))
+            else:
+                found = checkpoint
+        for entry in pinned:
+            heappush(heap, entry)
+        rest = [entry[2] for entry in pinned if entry[2] is not self._wanted]
+        if not rest and pinned and tier is Tier.DEVICE:
+            return found or self._wanted
+        return found or next(iter(rest), None)
+
+
+def resumable(match: Match, done: int) -> Match:
+    """A match of tokens, cut where recurrent layers can resume: at the last checkpoint on its path,
+    if one lies beyond ``done`` tokens; else nothing of it."""
+    blocks, found = match.blocks, None
+    if match.partial is not None:
+        found = _last(match.partial, match.num_partial)
+    num_whole = len(blocks)
+    while found is None and num_whole and blocks[num_whole - 1].end > done:
+        num_whole -= 1
+        found = _last(blocks[num_whole], len(blocks[num_whole].tags))
+    if found is None:
+        return Match((), None, 0, 0, whole=match)
+    if found.offset == len(found.block.tags) and num_whole < len(blocks):
+        return Match(blocks[: num_whole + 1], None, 0, found.position, found, match)
+    return Match(blocks[:num_whole], found.block, found.offset, found.position, found, match)
+
+
+def _last(block: Block, limit: int) -> Checkpoint | None:
+    for checkpoint in reversed(block.checkpoints):
+        if checkpoint.offset <= limit:
+            return checkpoint
+    return None
+
+
+def _before(checkpoint: Checkpoint) -> Checkpoint | None:
+    """The one before it on its path."""
+    block: Block | None = checkpoint.block
+    earlier = _last(checkpoint.block, checkpoint.offset - 1)
+    while earlier is None and block is not None and block.parent is not None:
+        block = block.parent
+        earlier = _last(block, len(block.tags))
+    return earlier
+
+
+def _count(block: Block) -> None:
+    """One more there."""
+    each: Block | None = block
+    while each is not None:
+        each.num_states += 1
+        each = each.parent
