@@ -93,8 +93,9 @@ class BackendSettings:
     """Nobody asked for ``host_bytes``: the backend takes less where memory is short."""
     num_state_slots: int = 0
     """Per group of recurrent layers, on the device; models without such layers ignore it."""
-    num_host_state_slots: int = 0
-    """The same in RAM, besides ``host_bytes``."""
+    num_host_state_slots: int | None = None
+    """The same in RAM, besides ``host_bytes``. None: as many as a share of ``host_bytes`` holds,
+    and the rest is for blocks; see ``groups.with_slots``."""
     is_unified: bool | None = None
     """Whether device and RAM blocks share one arena; None: if the device is the host."""
     max_context: int

@@ -5,7 +5,7 @@ from typing import assert_never
 
 from attrs import evolve, frozen
 
-from kvtrio.backends.base import BackendSettings
+from kvtrio.backends.base import BackendError, BackendSettings
 from kvtrio.core.config import Group
 from kvtrio.core.types import StateClass
 from kvtrio.model.spec import (
@@ -20,6 +20,12 @@ from kvtrio.model.spec import (
 
 STATE_BYTES = 4
 """Of one value of a state: float32 whatever the cache's type is."""
+LEAST_TOKENS_PER_SLOT = 64
+"""Of blocks in RAM: checkpoints closer together than that are of little use."""
+NODE_TOKENS_PER_SLOT = 512
+"""The same where no layer has K and V and a block is only a node of the index."""
+NODE_BYTES = 1536
+"""Of such a block of 16 tokens, in Python."""
 
 
 @frozen
@@ -85,18 +91,45 @@ def core_groups(groups: tuple[LayerGroup, ...], bytes_per_value: int) -> tuple[G
     )
 
 
+def with_slots(groups: tuple[Group, ...], settings: BackendSettings) -> BackendSettings:
+    """The settings with the number of slots in RAM, and ``host_bytes`` less what those take.
+
+    Half of ``host_bytes`` is for slots, or less where they would outnumber what blocks can have
+    use for; without K and V nearly all. No slots at all where nothing needs them. Raises
+    BackendError where something does and the device has none.
+    """
+    state_bytes = sum(group.bytes_per_state for group in groups)
+    if not state_bytes:
+        return evolve(settings, num_state_slots=0, num_host_state_slots=0)
+    if not settings.num_state_slots:
+        raise BackendError("this model has recurrent layers, and there is no slot for their state")
+    if settings.num_host_state_slots is not None:
+        return settings
+    token_bytes, host_bytes = sum(group.bytes_per_token for group in groups), settings.host_bytes
+    if token_bytes:
+        most = host_bytes // (state_bytes + LEAST_TOKENS_PER_SLOT * token_bytes)
+        num_slots = min(host_bytes // 2 // state_bytes, most)
+    else:
+        nodes_bytes = NODE_TOKENS_PER_SLOT // settings.block_size * NODE_BYTES
+        num_slots = host_bytes // (state_bytes + nodes_bytes)
+    rest = host_bytes - num_slots * state_bytes
+    return evolve(settings, num_host_state_slots=num_slots, host_bytes=rest)
+
+
 def host_blocks(groups: tuple[Group, ...], settings: BackendSettings) -> int:
-    """Whole blocks, of all groups together, that fit into ``settings.host_bytes``; none where
-    no layer has K and V."""
+    """Whole blocks, of all groups together, that fit into ``settings.host_bytes``; where no layer
+    has K and V, nodes of the index for the slots in RAM."""
     block_bytes = sum(group.bytes_per_token for group in groups) * settings.block_size
-    return settings.host_bytes // block_bytes if block_bytes else 0
+    if block_bytes:
+        return settings.host_bytes // block_bytes
+    return (settings.num_host_state_slots or 0) * (NODE_TOKENS_PER_SLOT // settings.block_size)
 
 
 def pool_bytes(groups: tuple[Group, ...], settings: BackendSettings, num_host_blocks: int) -> int:
-    """Of all blocks and slots, in both memories."""
+    """Of all blocks and slots, in both memories; ``settings`` from ``with_slots``."""
     per_token = sum(group.bytes_per_token for group in groups)
     num_tokens = (settings.num_blocks + num_host_blocks) * settings.block_size
-    num_slots = settings.num_state_slots + settings.num_host_state_slots
+    num_slots = settings.num_state_slots + (settings.num_host_state_slots or 0)
     return per_token * num_tokens + sum(group.bytes_per_state for group in groups) * num_slots
 
 

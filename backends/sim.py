@@ -1,10 +1,11 @@
 """A backend without a model: it remembers what was written where, and answers by hash.
 
-Each token place of each group keeps the token, its position and a digest of the whole history up
-to it. After the writes of a step, every place that a chunk may read must hold exactly what this
-history put there; so a wrong block table, a missing copy, an overwritten block or a skipped
-position is an error at the step that reads it. Tokens are chosen from the digest *read back*, so a
-wrong history that is consistent in itself gives another answer than the right one.
+Each token place of each group, and each slot of recurrent layers, keeps the token, its position and
+a digest of the whole history up to it. After the writes of a step, every place that a chunk may
+read must hold exactly what this history put there; so a wrong block table, a missing copy, an
+overwritten block or a skipped position is an error at the step that reads it. Tokens are chosen
+from the digest *read back*, so a wrong history that is consistent in itself gives another answer
+than the right one.
 
 The digest of position p is that of p - 1 plus mix(token, p), modulo 2^64: a sum, so that numpy can
 do a chunk at once; order counts, since the position is inside.
@@ -16,29 +17,38 @@ from typing import Self
 from zlib import crc32
 
 import numpy as np
-from attrs import define, field, frozen
+from attrs import define, frozen
 
 from kvtrio.backends.base import BackendInfo, BackendSettings
-from kvtrio.backends.groups import core_groups, host_blocks, layer_groups
-from kvtrio.backends.sim_hash import Digests, Numbers, mixed, scrambled
-from kvtrio.core.batch import Batch, Chunk, Copy, Sampled, SampleRow, StepResult
+from kvtrio.backends.groups import (
+    core_groups,
+    host_blocks,
+    layer_groups,
+    pool_bytes,
+    with_slots,
+)
+from kvtrio.backends.sim_hash import mixed, scrambled
+from kvtrio.backends.sim_pools import (
+    BYTES_PER_PLACE,
+    BYTES_PER_SLOT,
+    AnyPool,
+    BlockPool,
+    SimMismatch,
+    SlotPool,
+)
+from kvtrio.core.batch import Batch, Chunk, Sampled, SampleRow, StepResult
 from kvtrio.core.config import Group
 from kvtrio.core.identity import AdapterUse
 from kvtrio.core.sampling import MASK
-from kvtrio.core.types import BlockId, RequestId, Tier
+from kvtrio.core.types import RequestId, StateClass, Tier
 from kvtrio.model.gguf_file import GGUFFile
 from kvtrio.model.spec import ModelSpec
 
-BYTES_PER_PLACE = 24
 BYTES_PER_VALUE = 2
 """Of the model's KV cache, where its size in RAM is asked for."""
 MAX_TRACKS = 1024
 """Requests whose progress is remembered; far more than run at once. Forgetting one only skips the
 check that its chunks join up."""
-
-
-class SimMismatch(RuntimeError):
-    """A chunk would read what its history did not write: a bug in core or policy."""
 
 
 @frozen
@@ -103,24 +113,23 @@ class SimBackend:
     @classmethod
     def load(cls, file: GGUFFile, spec: ModelSpec, settings: BackendSettings) -> Self:
         """A stand-in for the model of ``file``: its groups and vocabulary, none of its weights."""
-        groups = tuple(
-            Group(group.state_class, group.window, BYTES_PER_PLACE) for group in layer_groups(spec)
-        )
         # As many as the model itself would have: a token's state is kilobytes there, not 24 bytes.
         real_groups = core_groups(layer_groups(spec), BYTES_PER_VALUE)
+        groups = tuple(map(_sim_group, real_groups))
+        settings = with_slots(real_groups, settings)
         num_host_blocks = host_blocks(real_groups, settings)
-        num_blocks = settings.num_blocks + num_host_blocks
-        places = len(groups) * num_blocks * settings.block_size
         info = BackendInfo(
             name="sim",
             groups=groups,
             block_size=settings.block_size,
             num_blocks=settings.num_blocks,
             num_host_blocks=num_host_blocks,
+            num_state_slots=settings.num_state_slots,
+            num_host_state_slots=settings.num_host_state_slots or 0,
             is_unified=settings.is_unified is not False,
             vocab_size=spec.vocab_size,
             max_context=settings.max_context,
-            pool_bytes=places * BYTES_PER_PLACE,
+            pool_bytes=pool_bytes(groups, settings, num_host_blocks),
             weight_bytes=0,
         )
         return cls(info, HashTokens(spec.vocab_size))
@@ -153,7 +162,7 @@ class SimBackend:
         positions = np.arange(chunk.start, chunk.end)
         digests = np.cumsum(mixed(tokens, positions), dtype=np.uint64) + np.uint64(before)
         for pool, table in zip(self._pools, chunk.block_tables, strict=True):
-            pool.write(pool.places(table, chunk.start, chunk.end), tokens, positions, digests)
+            pool.write(table, tokens, positions, digests)
         return int(digests[-1])
 
     def _digest_before(self, chunk: Chunk) -> int:
@@ -208,68 +217,29 @@ class _Track:
     num_sampled: int = 0
 
 
-@define(eq=False)
-class _Pool:
-    """One group's token places, ``block_size`` per block."""
-
-    group: Group
-    num_blocks: int
-    block_size: int
-    tokens: Numbers = field(init=False)
-    positions: Numbers = field(init=False)
-    digests: Digests = field(init=False)
-
-    def __attrs_post_init__(self) -> None:
-        num_places = self.num_blocks * self.block_size
-        self.tokens = np.zeros(num_places, np.int64)
-        self.positions = np.full(num_places, -1, np.int64)
-        self.digests = np.zeros(num_places, np.uint64)
-
-    def places(self, table: tuple[BlockId, ...], start: int, end: int) -> Numbers:
-        """Indices of the places that hold positions start .. end - 1."""
-        first, last = start // self.block_size, -(-end // self.block_size)
-        blocks = np.array(table[first:last], np.int64)
-        if len(table) < last or (blocks < 0).any() or (blocks >= self.num_blocks).any():
-            raise SimMismatch(f"block table does not cover positions {start} to {end - 1}")
-        places = blocks[:, None] * self.block_size + np.arange(self.block_size)
-        return places.ravel()[start - first * self.block_size :][: end - start]
-
-    def digest_at(self, table: tuple[BlockId, ...], position: int) -> int:
-        return int(self.digests[self.places(table, position, position + 1)[0]])
-
-    def write(self, places: Numbers, tokens: Numbers, positions: Numbers, digests: Digests) -> None:
-        self.tokens[places] = tokens
-        self.positions[places] = positions
-        self.digests[places] = digests
-
-    def copy(self, copy: Copy, other: "_Pool") -> None:
-        """Take places over from ``other``, which may be this pool."""
-        source, target = copy.source * self.block_size, copy.target * self.block_size
-        pairs = ((getattr(self, n), getattr(other, n)) for n in ("tokens", "positions", "digests"))
-        for mine, theirs in pairs:
-            mine[target : target + copy.num_tokens] = theirs[source : source + copy.num_tokens]
-
-    def verify(self, where: str, table: tuple[BlockId, ...], chunk: Chunk) -> None:
-        """Each place that the chunk's queries see must continue the one before it."""
-        window = self.group.window
-        first = 0 if window is None else max(0, chunk.start - window + 1)
-        places = self.places(table, first, chunk.end)
-        positions = np.arange(first, chunk.end)
-        added = mixed(self.tokens[places], positions)
-        digests = self.digests[places]
-        before = np.concatenate((digests[:1] - added[:1] if first else added[:1] * 0, digests[:-1]))
-        is_wrong = (self.positions[places] != positions) | (digests - before != added)
-        if is_wrong.any():
-            raise SimMismatch(f"{where}: position {first + int(is_wrong.argmax())} is not there")
+def _sim_group(group: Group) -> Group:
+    """With the sizes of what is kept here."""
+    is_point = group.state_class is StateClass.POINT
+    sizes = (0, BYTES_PER_SLOT) if is_point else (BYTES_PER_PLACE, 0)
+    return Group(group.state_class, group.window, *sizes)
 
 
-def _make_arenas(info: BackendInfo) -> dict[Tier, tuple[_Pool, ...]]:
-    def pools(num_blocks: int) -> tuple[_Pool, ...]:
-        return tuple(_Pool(group, num_blocks, info.block_size) for group in info.groups)
+def _make_arenas(info: BackendInfo) -> dict[Tier, tuple[AnyPool, ...]]:
+    def pools(num_blocks: int, num_slots: int) -> tuple[AnyPool, ...]:
+        return tuple(
+            SlotPool(num_slots)
+            if group.state_class is StateClass.POINT
+            else BlockPool(group, num_blocks, info.block_size)
+            for group in info.groups
+        )
 
+    own, host = info.num_state_slots, info.num_host_state_slots
     if info.is_unified:
-        return dict.fromkeys(Tier, pools(info.num_blocks + info.num_host_blocks))
-    return {Tier.DEVICE: pools(info.num_blocks), Tier.HOST: pools(info.num_host_blocks)}
+        return dict.fromkeys(Tier, pools(info.num_blocks + info.num_host_blocks, own + host))
+    return {
+        Tier.DEVICE: pools(info.num_blocks, own),
+        Tier.HOST: pools(info.num_host_blocks, host),
+    }
 
 
 def _salt(adapters: tuple[AdapterUse, ...]) -> int:

@@ -8,7 +8,13 @@ from torch import Tensor
 
 from kvtrio.backends import decoder
 from kvtrio.backends.base import BackendError, BackendInfo, BackendSettings
-from kvtrio.backends.groups import core_groups, host_blocks, layer_groups, pool_bytes
+from kvtrio.backends.groups import (
+    core_groups,
+    host_blocks,
+    layer_groups,
+    pool_bytes,
+    with_slots,
+)
 from kvtrio.backends.memory import Needs, require_memory, require_room, shrunk_host_bytes
 from kvtrio.backends.torch_adapters import TorchAdapters
 from kvtrio.backends.torch_memory import AnyPool, available_memory, make_arenas, run_copy
@@ -22,8 +28,7 @@ from kvtrio.backends.torch_weights import (
     weight_bytes,
 )
 from kvtrio.core.batch import Batch, StepResult
-from kvtrio.core.config import Group
-from kvtrio.core.types import StateClass, Tier
+from kvtrio.core.types import Tier
 from kvtrio.model.adapters import AdapterData
 from kvtrio.model.spec import AttentionSpec, ModelSpec, RopeSpec, RopeStyle
 
@@ -162,7 +167,7 @@ def _with_room(
 def _info(file: TensorFile, spec: ModelSpec, settings: BackendSettings) -> BackendInfo:
     dtype = _dtype(settings.dtype)
     groups = core_groups(layer_groups(spec), dtype.itemsize)
-    settings = _with_slots(groups, settings)
+    settings = with_slots(groups, settings)
     num_host_blocks = host_blocks(groups, settings)
     return BackendInfo(
         name="torch",
@@ -171,22 +176,13 @@ def _info(file: TensorFile, spec: ModelSpec, settings: BackendSettings) -> Backe
         num_blocks=settings.num_blocks,
         num_host_blocks=num_host_blocks,
         num_state_slots=settings.num_state_slots,
-        num_host_state_slots=settings.num_host_state_slots,
+        num_host_state_slots=settings.num_host_state_slots or 0,
         is_unified=_is_unified(settings),
         vocab_size=spec.vocab_size,
         max_context=settings.max_context,
         pool_bytes=pool_bytes(groups, settings, num_host_blocks),
         weight_bytes=weight_bytes(file, spec, dtype),
     )
-
-
-def _with_slots(groups: tuple[Group, ...], settings: BackendSettings) -> BackendSettings:
-    """The settings, without slots where nothing needs them."""
-    if all(group.state_class is not StateClass.POINT for group in groups):
-        return evolve(settings, num_state_slots=0, num_host_state_slots=0)
-    if not settings.num_state_slots:
-        raise BackendError("this model has recurrent layers, and there is no slot for their state")
-    return settings
 
 
 def _is_unified(settings: BackendSettings) -> bool:

@@ -15,6 +15,16 @@ OPEN_TO_ALL = (
     "kvtrio: everybody who can reach this address may use the model; --api-key asks for a key"
 )
 SHORT = "kvtrio: memory is short: past requests get {mib} MiB of RAM (--cache-ram asks for more)"
+STATES = (
+    "kvtrio: this model's layers keep a state, so requests resume from checkpoints: {device} of"
+    " {mib:.1f} MiB where it runs, {host} more in RAM"
+)
+SCARCE = (
+    "kvtrio: that is few for {places} places: most conversations will be computed anew at each turn"
+    " (--cache-ram gives more)"
+)
+ENOUGH = 4
+"""Checkpoints for each place: two conversations, or a turn and an earlier one."""
 MIB = 1 << 20
 
 
@@ -26,16 +36,34 @@ def announce(prepared: Prepared, info: BackendInfo, url: str) -> None:
         print(f"kvtrio: {prepared.served.template_note}", file=sys.stderr)
     if info.host_is_short:
         print(SHORT.format(mib=host_bytes(info) // MIB), file=sys.stderr)
+    for line in state_notes(info, prepared.config.scheduling.parallel):
+        print(line, file=sys.stderr)
     key = " -H 'Authorization: Bearer YOUR_KEY'" if prepared.keys else ""
     print(EXAMPLE.format(name=prepared.served.alias, url=url, key=key), file=sys.stderr)
     if not prepared.keys and not is_local(urlsplit(url).hostname or ""):
         print(OPEN_TO_ALL, file=sys.stderr)
 
 
+def state_notes(info: BackendInfo, num_places: int) -> list[str]:
+    """What is to be said of a model with recurrent layers: how memory is split, and whether that
+    is enough for reuse to be worth a word."""
+    bytes_per_state = sum(group.bytes_per_state for group in info.groups)
+    if not bytes_per_state:
+        return []
+    device, host = info.num_state_slots - num_places, info.num_host_state_slots
+    mib = bytes_per_state / MIB
+    notes = [STATES.format(device=device, mib=mib, host=host)]
+    if device + host < ENOUGH * num_places:
+        notes.append(SCARCE.format(places=num_places))
+    return notes
+
+
 def host_bytes(info: BackendInfo) -> int:
     """RAM that the state of past requests may take."""
     per_token = sum(group.bytes_per_token for group in info.groups)
-    return per_token * info.block_size * info.num_host_blocks
+    per_slot = sum(group.bytes_per_state for group in info.groups)
+    blocks = per_token * info.block_size * info.num_host_blocks
+    return blocks + per_slot * info.num_host_state_slots
 
 
 def is_local(host: str) -> bool:

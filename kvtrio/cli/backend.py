@@ -15,6 +15,8 @@ MAX_DEFAULT_CACHE_MIB = 8192
 CPU, TORCH = "cpu", "torch"
 DEFAULT_DTYPE = "bf16"
 DEFAULT_CACHE_TYPE = "f16"
+SLOTS_PER_PLACE = 2
+"""Of recurrent layers, on the device: the running state and a checkpoint."""
 
 
 @frozen
@@ -75,6 +77,7 @@ def backend_settings(config: ServeConfig, max_context: int) -> BackendSettings:
         num_blocks=scheduling.parallel * blocks_per_place,
         host_bytes=(default_cache_ram() if cache_ram is None else cache_ram) * MIB,
         host_may_shrink=cache_ram is None,
+        num_state_slots=SLOTS_PER_PLACE * scheduling.parallel,
         max_context=max_context,
         max_rows=scheduling.batch_size,
         max_sampled=scheduling.parallel,

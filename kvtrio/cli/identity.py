@@ -35,7 +35,8 @@ def key_maker(
     ``weights``: digest of the model file, whose contents include the rope factors.
     """
     groups = [
-        (group.state_class.value, group.window, group.bytes_per_token) for group in info.groups
+        (group.state_class.value, group.window, group.bytes_per_token, group.bytes_per_state)
+        for group in info.groups
     ]
     kinds = f"{settings.dtype} {settings.key_type} {settings.value_type}"
     root = root_identity(

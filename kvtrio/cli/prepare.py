@@ -150,6 +150,8 @@ def core_config(config: ServeConfig, info: BackendInfo) -> CoreConfig:
         max_batch_tokens=scheduling.batch_size,
         max_gap_s=scheduling.max_gap_ms / 1e3,
         num_host_blocks=info.num_host_blocks,
+        num_state_slots=info.num_state_slots,
+        num_host_state_slots=info.num_host_state_slots,
         is_unified=info.is_unified,
     )
     assert core.num_blocks == info.num_blocks, "core and backend count blocks alike"

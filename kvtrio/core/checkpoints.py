@@ -1,6 +1,6 @@
-"""Slots for the state of recurrent layers: who has one, and which checkpoints are kept.
+"""Which states of recurrent layers are kept as checkpoints.
 
-1. Slots of a tier never outnumber its limit; on the device every place's request can have one.
+1. Running requests have their slots first; what is left, and RAM, is for checkpoints.
 2. A checkpoint goes where it costs least to compute what only it saves, on a clock that rises with
    each loss, as for blocks (see ``eviction``): from the one before it on its path to its position.
 3. One with another behind it is where an old turn ended. It counts an eighth: next turns resume
@@ -11,12 +11,11 @@ from heapq import heapify, heappop, heappush, heapreplace
 
 from attrs import define, field
 
-from kvtrio.core.batch import Copy
-from kvtrio.core.blocks import Arena, Block, Checkpoint, Slot
-from kvtrio.core.config import CoreConfig
+from kvtrio.core.blocks import Block, Checkpoint, Slot
 from kvtrio.core.eviction import FAR_TOKENS, Candidates
 from kvtrio.core.index import Match
-from kvtrio.core.types import BlockId, Tier
+from kvtrio.core.slots import Slots
+from kvtrio.core.types import Tier
 
 PASSED_SHARE = 1 / 8
 LEAST_TOKENS = 64
@@ -27,36 +26,20 @@ Entry = tuple[float, int, Checkpoint]
 
 
 @define(eq=False)
-class Checkpoints:
-    """take / restore / keep / hand_over / forget; see the module's rules."""
+class Checkpoints(Slots):
+    """take / restore / keep / hand_over / move / drop; see the module's rules."""
 
-    config: CoreConfig
-    copies: list[Copy]
-    """Those planned for the next step, of blocks too."""
     blocks: dict[Tier, Candidates]
     """Blocks behind which no checkpoint is left are worth nothing."""
-    arenas: dict[Tier, tuple[Arena, ...]] = field(init=False)
-    limits: dict[Tier, int] = field(init=False)
-    num_used: dict[Tier, int] = field(init=False)
     heaps: dict[Tier, list[Entry]] = field(init=False)
     level: float = field(init=False, default=0.0)
     """Value of the last one lost."""
-    num_lost: int = field(init=False, default=0)
     _num_entries: int = field(init=False, default=0)
     _wanted: Checkpoint | None = field(init=False, default=None)
 
     def __attrs_post_init__(self) -> None:
-        config = self.config
-        assert config.num_state_slots >= config.num_places, "every place has a running state"
-        self.limits = {Tier.DEVICE: config.num_state_slots, Tier.HOST: config.num_host_state_slots}
-        self.num_used = dict.fromkeys(Tier, 0)
+        super().__attrs_post_init__()
         self.heaps = {tier: [] for tier in Tier}
-        groups = config.point_groups
-        if config.is_unified:
-            arenas = tuple(Arena(sum(self.limits.values())) for _ in groups)
-            self.arenas = dict.fromkeys(Tier, arenas)
-        else:
-            self.arenas = {tier: tuple(Arena(self.limits[tier]) for _ in groups) for tier in Tier}
 
     # --- what requests do ---
 
@@ -66,11 +49,6 @@ class Checkpoints:
         self._make_room(now)
         self._wanted = None
         return self._new(Tier.DEVICE)
-
-    def free(self, slot: Slot) -> None:
-        self.num_used[slot.tier] -= 1
-        for arena, (_, place) in zip(self.arenas[slot.tier], slot.places, strict=True):
-            arena.free(place)
 
     def restore(self, checkpoint: Checkpoint, slot: Slot) -> None:
         """Before the next step, copy the checkpoint's state into a running request's slot."""
@@ -170,34 +148,7 @@ class Checkpoints:
 
     def _lose(self, victim: Checkpoint, now: float) -> None:
         self.level = max(self.level, self.value(victim))
-        self.num_lost += 1
         self.drop(victim, now)
-
-    def _new(self, tier: Tier) -> Slot:
-        self.num_used[tier] += 1
-        return Slot(self._take_places(tier), tier)
-
-    def _take_places(self, tier: Tier) -> tuple[tuple[int, BlockId], ...]:
-        ids = (arena.take() for arena in self.arenas[tier])
-        return tuple(zip(self.config.point_groups, ids, strict=True))
-
-    def _transfer(self, slot: Slot, tier: Tier) -> None:
-        self.num_used[slot.tier] -= 1
-        self.num_used[tier] += 1
-        if not self.config.is_unified:
-            source = Slot(slot.places, slot.tier)
-            slot.places, slot.tier = self._take_places(tier), tier
-            self._plan(source, slot)
-            for arena, (_, place) in zip(self.arenas[source.tier], source.places, strict=True):
-                arena.free(place)
-        slot.tier = tier
-
-    def _plan(self, source: Slot, target: Slot) -> None:
-        tiers = (Tier.DEVICE, Tier.DEVICE)
-        if not self.config.is_unified:
-            tiers = (source.tier, target.tier)
-        for (group, one), (_, other) in zip(source.places, target.places, strict=True):
-            self.copies.append(Copy(group, one, other, 0, *tiers))
 
     # --- order ---
 

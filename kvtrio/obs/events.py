@@ -4,82 +4,15 @@ from kvtrio.core.explain import CachePath, MissReason, TurnClass
 from kvtrio.core.types import FinishReason, GapCause, RejectReason, RequestId, Retain
 from kvtrio.engine.records import BreachReason
 from kvtrio.obs.schema import Digest, Level, event
+from kvtrio.obs.server_events import ServerCrash as ServerCrash
+from kvtrio.obs.server_events import ServerStart as ServerStart
+from kvtrio.obs.server_events import ServerStop as ServerStop
 from kvtrio.obs.words import AdapterEvent as AdapterEvent
-from kvtrio.obs.words import (
-    BackendKind,
-    CacheKind,
-    ComputeType,
-    DeviceKind,
-    DiscardReason,
-    InstructionSet,
-    Library,
-    TemplateSource,
-)
+from kvtrio.obs.words import DiscardReason, Library
 from kvtrio.obs.words import Section as Section
 
 SCHEMA = "kvtrio.decision/1"
 """Version of the envelope and of every line in it; changes when a field changes its meaning."""
-
-
-@event("server.start", Level.INFO)
-class ServerStart:
-    """The server listens; sizes are those that were allocated."""
-
-    port: int
-
-    model: Digest
-    """Of the model file's name."""
-    version_major: int
-    version_minor: int
-    version_patch: int
-    device: DeviceKind
-    backend: BackendKind
-    compute_type: ComputeType
-    key_type: CacheKind
-    value_type: CacheKind
-    instruction_set: InstructionSet | None
-    """None: not compiled by us."""
-    num_converted: int
-    """Tensors of a type that the backend does not compute with, kept in another."""
-    template: TemplateSource
-    num_threads: int | None
-    num_places: int
-    max_context: int
-    """Longest request, in tokens."""
-    max_waiting: int
-    max_batch_tokens: int
-    max_gap_s: float
-    """What a step may take while an answer streams."""
-    block_size: int
-    """Tokens per block."""
-    num_blocks: int
-    """Per group of layers, on the device."""
-    num_host_blocks: int
-    """Per group of layers, in RAM."""
-    num_groups: int
-    pool_bytes: int
-    weight_bytes: int
-    num_adapters: int
-    load_s: float
-
-
-@event("server.stop", Level.INFO)
-class ServerStop:
-    """The last line of a clean run."""
-
-    uptime_s: float
-    num_requests: int
-    num_steps: int
-    num_lost_lines: int
-    """Log lines that could not be written."""
-
-
-@event("server.crash", Level.ERROR)
-class ServerCrash:
-    """The last line of a run that ended by a fault of ours."""
-
-    error: type[BaseException]
-    uptime_s: float
 
 
 @event("request.done", Level.INFO)

@@ -1,5 +1,7 @@
 """Which layers share a block table."""
 
+from attrs import evolve
+
 from harness.torch_models import CONV, DELTA, MAMBA, PLAIN, WINDOWED, layer, settings, spec
 from kvtrio.backends.groups import (
     StateShape,
@@ -7,6 +9,7 @@ from kvtrio.backends.groups import (
     host_blocks,
     layer_groups,
     pool_bytes,
+    with_slots,
 )
 from kvtrio.core.config import Group
 from kvtrio.core.types import StateClass
@@ -67,6 +70,24 @@ def test_pools_hold_blocks_and_slots_of_both_memories():
     assert pool_bytes(groups, chosen, 2) == expected
 
 
-def test_without_keys_and_values_no_block_takes_memory():
-    """There is nothing to make whole blocks of."""
-    assert host_blocks(core_groups(layer_groups(MAMBA), 4), settings(host_bytes=1 << 20)) == 0
+def test_ram_is_shared_by_blocks_and_slots():
+    """Half is for slots; fewer where they would stand closer than checkpoints are of use; they are
+    whole, and the rest is for blocks. A number that was asked for stands."""
+    groups = core_groups(layer_groups(DELTA), 2)
+    state, token = groups[0].bytes_per_state, groups[1].bytes_per_token
+    chosen = with_slots(groups, settings(host_bytes=1 << 20))
+    assert chosen.num_host_state_slots == (1 << 20) // (state + 64 * token)
+    large = (evolve(groups[0], bytes_per_state=1 << 17), groups[1])
+    chosen = with_slots(large, settings(host_bytes=(1 << 20) + 5))
+    assert (chosen.num_host_state_slots, chosen.host_bytes) == (4, (1 << 19) + 5)
+    assert with_slots(groups, settings(num_host_state_slots=3)).num_host_state_slots == 3
+    assert with_slots(groups[1:], settings()).num_state_slots == 0
+
+
+def test_without_keys_and_values_ram_is_for_slots():
+    """With nodes of the index for 512 tokens each, which take memory, too."""
+    groups = core_groups(layer_groups(MAMBA), 4)
+    chosen = with_slots(groups, settings(host_bytes=1 << 20))
+    num_slots = (1 << 20) // (groups[0].bytes_per_state + 32 * 1536)
+    assert chosen.num_host_state_slots == num_slots > 0
+    assert host_blocks(groups, chosen) == 32 * num_slots

@@ -8,7 +8,16 @@ from attrs import define, field
 from harness.core_fakes import NumberMatcher
 from harness.cpu_models import random_cpu
 from harness.torch_adapters import loaded, random_adapter
-from harness.torch_models import PLAIN, VOCAB, WINDOWED, random_backend
+from harness.torch_models import (
+    CONV,
+    DELTA,
+    MAMBA,
+    MAMBA_EXPERTS,
+    PLAIN,
+    VOCAB,
+    WINDOWED,
+    random_backend,
+)
 from kvtrio.core import invariants
 from kvtrio.core.config import CoreConfig
 from kvtrio.core.events import Finished, Submit, TokenOut
@@ -40,6 +49,10 @@ class Served:
             max_waiting=8,
             max_batch_tokens=24,
             num_host_blocks=HOST,
+            num_state_slots=self.backend.info.num_state_slots,
+            num_host_state_slots=self.backend.info.num_host_state_slots,
+            checkpoint_spacing=8,
+            checkpoint_grid=16,
             is_unified=self.is_unified,
         )
         self.core = Core(config, FCFS(), self.keys)
@@ -88,6 +101,8 @@ def serve(make, model, *, is_unified=True, keys=None):
         "num_blocks": PLACES * (-(-CONTEXT // block_size) + 1),
         "is_unified": is_unified,
         "max_context": CONTEXT,
+        "num_state_slots": 2 * PLACES,
+        "num_host_state_slots": 4,
     }
     groups = make(model, **sizes).info.groups
     host_bytes = HOST * block_size * sum(group.bytes_per_token for group in groups)
@@ -125,12 +140,17 @@ def some_requests(rng, known, uses):
         (random_backend, WINDOWED, True, None),
         (random_backend, PLAIN, False, None),
         (random_backend, PLAIN, True, Colliding(b"", b"")),
+        (random_backend, DELTA, True, None),
+        (random_backend, MAMBA_EXPERTS, False, None),
+        (random_backend, CONV, True, None),
+        (random_backend, MAMBA, False, None),
         (random_cpu, PLAIN, True, None),
         (random_cpu, WINDOWED, False, None),
         (narrow_cpu, WINDOWED, True, None),
     ],
-    ids=["torch plain", "torch windowed", "torch two arenas", "torch colliding keys", "cpu plain",
-         "cpu windowed, two arenas", "cpu narrow"],
+    ids=["torch plain", "torch windowed", "torch two arenas", "torch colliding keys",
+         "torch delta net", "torch mamba and experts", "torch convolutions", "torch mamba",
+         "cpu plain", "cpu windowed, two arenas", "cpu narrow"],
 )  # fmt: skip
 def test_warm_requests_equal_cold_ones(make, model, is_unified, keys):
     """300 requests over a small cache, adapters and RAM included: ids equal, sums right."""
@@ -151,6 +171,7 @@ def test_warm_requests_equal_cold_ones(make, model, is_unified, keys):
             num_reused += account.num_cached_tokens
             num_from_ram += account.cache.num_host_tokens
         num_requests += len(requests)
-    assert num_reused > 2000
+    # Prompts part anywhere, and recurrent layers go on from the few checkpoints that there are.
+    assert num_reused > (2000 if warm.core.cache.states is None else 500)
     assert num_from_ram > 0
     assert warm.core.cache.num_used[Tier.HOST] <= HOST

@@ -78,6 +78,8 @@ class SimSettings:
     max_batch_tokens: int = 32
     block_size: int = 4
     num_host_blocks: int = 32
+    num_state_slots: int = 0
+    num_host_state_slots: int = 0
     is_unified: bool = True
     vocab_size: int = 1000
     groups: tuple[Group, ...] = GROUPS
@@ -95,6 +97,8 @@ class SimSettings:
             groups=self.groups,
             block_size=self.block_size,
             num_host_blocks=self.num_host_blocks,
+            num_state_slots=self.num_state_slots,
+            num_host_state_slots=self.num_host_state_slots,
             is_unified=self.is_unified,
             num_places=self.num_places,
             max_context=self.max_context,
@@ -113,6 +117,8 @@ class SimSettings:
             block_size=config.block_size,
             num_blocks=config.num_blocks,
             num_host_blocks=config.num_host_blocks,
+            num_state_slots=config.num_state_slots,
+            num_host_state_slots=config.num_host_state_slots,
             is_unified=config.is_unified,
             vocab_size=self.vocab_size,
             max_context=config.max_context,
