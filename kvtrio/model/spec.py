@@ -204,3 +204,9 @@ class ModelSpec:
     """Multiplies the logits."""
     output_norm: str = "output_norm"
     """Tensor that norms the head's input."""
+
+    @property
+    def has_states(self) -> bool:
+        """Whether some layers keep a state that goes on from token to token, not keys and values
+        of each."""
+        return any(layer.state_class is StateClass.POINT for layer in self.layers)

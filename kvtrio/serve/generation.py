@@ -173,6 +173,7 @@ def _submit(request_id: RequestId, job: Job, index: int, n_ctx: int) -> Submit:
         purpose=keeping.purpose,
         num_recalled_tokens=job.num_recalled_of(index),
         is_copy=index % job.n > 0,
+        checkpoints=job.message_ends,
         is_silent=job.is_silent,
         tenant=queueing.tenant,
         priority=queueing.priority,

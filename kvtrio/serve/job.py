@@ -56,6 +56,9 @@ class Job:
     """One HTTP request for text: ``n`` answers for each of its prompts."""
 
     prompts: tuple[tuple[int, ...], ...]
+    message_ends: tuple[int, ...] = ()
+    """Positions in the prompt of a chat, where a model with recurrent layers should be able to
+    resume; see ``message_ends``."""
     prompt_field: str
     """Where the prompt came from, for error texts."""
     n: int

@@ -13,6 +13,7 @@ from kvtrio.serve.chat import chat_outline
 from kvtrio.serve.errors import NEEDS, OUT_OF_RANGE, TOO_MANY_CELLS, ApiError
 from kvtrio.serve.job import Job, Keeping, Wants
 from kvtrio.serve.keeping import Asker, keeping
+from kvtrio.serve.message_ends import message_ends
 from kvtrio.serve.prompts import Prompt, Reader, TokenIds, read_prompts
 from kvtrio.serve.queueing import queueing
 from kvtrio.serve.sampling import (
@@ -76,7 +77,10 @@ class Preparer:
         reader = self._reader(kept, OF_CHATS)
         prompt = reader.whole(outline.text, "messages", partial(answer_spans, outline))
         job = self._job(body, (prompt,), num_probs, asker)
-        return evolve(job, prompt_field="messages", keeping=kept, outline=outline)
+        job = evolve(job, prompt_field="messages", keeping=kept, outline=outline)
+        if not self.model.spec.has_states:
+            return job
+        return evolve(job, message_ends=message_ends(prompt.ids, self.model.tokenizer))
 
     def _reader(self, kept: Keeping, kind: bytes) -> Reader:
         recall = self.recall if kept.reuse else None

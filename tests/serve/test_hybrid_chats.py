@@ -1,0 +1,162 @@
+"""Conversations on models with recurrent layers: what a turn computes, and that it changes nothing.
+
+The whole stack in virtual time, on real tokenizers, templates and arithmetic.
+"""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from attrs import define, field
+
+from harness.hybrids import (
+    Cold,
+    TellingCore,
+    Told,
+    assert_same,
+    cold,
+    served_file,
+    torch_settings,
+)
+from harness.serving import Serving, serving
+
+MODELS = ["qwen35", "lfm2", "mamba2", "granitehybrid"]
+FEW = 64
+"""Tokens that may be computed again."""
+TEXT = "the cat sat on a mat while rain fell over old towns and nobody knew why birds sang"
+SHORT, LONG = 8, 90
+
+pytestmark = [pytest.mark.slow, pytest.mark.parametrize("name", MODELS)]
+
+
+@define(eq=False)
+class Stack:
+    """A server with one model, and one beside it that never reuses anything."""
+
+    server: Serving
+    cold: Cold
+    rng: Random = field(factory=lambda: Random(3))
+    seen: list[tuple[int, ...]] = field(factory=list)
+    """All that was computed so far."""
+    table: list[tuple[str, int, int, int]] = field(factory=list)
+    """What was asked, length, new tokens, computed."""
+
+    def words(self, number: int) -> str:
+        return " ".join(self.rng.choice(TEXT.split()) for _ in range(number))
+
+    async def chat(self, what: str, messages: list[Any], few: int = FEW) -> str:
+        """Ask, check the answer and what it cost; returns the answer's text."""
+        body = {"messages": messages, "max_tokens": 16, "temperature": 0, "logprobs": True}
+        reply = await self.server.post("/v1/chat/completions", body)
+        assert reply.status == 200, reply.json
+        self.check(what, few)
+        return str(reply.json["choices"][0]["message"]["content"])
+
+    async def raw(self, what: str, ids: tuple[int, ...], few: int = FEW) -> Told:
+        body = {"prompt": list(ids), "n_predict": 8, "temperature": 0, "n_probs": 1}
+        reply = await self.server.post("/completion", {**body, "ignore_eos": True})
+        assert reply.status == 200, reply.json
+        return self.check(what, few)
+
+    def check(self, what: str, few: int) -> Told:
+        core = self.server.stack.core
+        assert isinstance(core, TellingCore)
+        told = core.last
+        ids = told.submit.token_ids
+        num_new = len(ids) - max((num_shared(ids, each) for each in self.seen), default=0)
+        self.seen.append(told.sequence)
+        self.table.append((what, len(ids), num_new, told.num_computed))
+        assert told.num_computed <= num_new + few, self.table
+        assert_same(told.sampled, self.cold.answer(told.submit))
+        return told
+
+
+def num_shared(one: tuple[int, ...], other: tuple[int, ...]) -> int:
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))
+
+
+@asynccontextmanager
+async def started(name: str, shared: Path) -> AsyncIterator[Stack]:
+    path = shared / "tiny" / "models" / f"{name}.gguf"
+    sim, model = torch_settings(path), served_file(path)
+    async with serving(sim=sim, model=model) as server:
+        stack = Stack(server, cold(path))
+        yield stack
+    for row in stack.table:
+        print(f"{name:14} {row[0]:32} prompt {row[1]:5} new {row[2]:4} computed {row[3]:4}")
+
+
+def said(role: str, content: str) -> dict[str, str]:
+    return {"role": role, "content": content}
+
+
+async def test_two_conversations_take_turns_in_one_place(
+    autojump_clock: Any, name: str, shared: Path
+) -> None:
+    """Ten turns each: each computes its new tokens and a few."""
+    async with started(name, shared) as stack:
+        chats = [[said("system", stack.words(40))] for _ in range(2)]
+        for turn in range(10):
+            for number, chat in enumerate(chats):
+                chat.append(said("user", stack.words(SHORT)))
+                chat.append(said("assistant", await stack.chat(f"chat {number} turn {turn}", chat)))
+
+
+async def test_the_same_again_and_variations_of_it(
+    autojump_clock: Any, name: str, shared: Path
+) -> None:
+    """Next turn, identical request, changed tail, branch; raw prompts, without messages."""
+    async with started(name, shared) as stack:
+        tokenizer = stack.server.services.model.tokenizer
+        text = stack.words(900)
+        prompt = tuple(tokenizer.encode(text, add_special=True, parse_special=True))
+        more = tuple(tokenizer.encode(" What then?", add_special=False, parse_special=False))
+        chat = (await stack.raw("first", prompt)).sequence
+        await stack.raw("next turn", chat + more)
+        await stack.raw("again", prompt)
+        await stack.raw("changed tail", chat[:-4] + more)
+        half = prompt[: len(prompt) // 2]
+        await stack.raw("branch", half + more, few=512)
+        await stack.raw("branch again", half + more[::-1])
+
+
+async def test_long_chats_that_are_changed(autojump_clock: Any, name: str, shared: Path) -> None:
+    """Nine turns, then regenerate, edits and a switch between branches: what is new
+    and a few tokens."""
+    async with started(name, shared) as stack:
+        chat = [said("system", stack.words(60))]
+        for turn in range(9):
+            chat.append(said("user", stack.words(LONG if turn % 3 == 1 else SHORT)))
+            chat.append(said("assistant", await stack.chat(f"turn {turn}", chat)))
+        await stack.chat("regenerate", chat[:-1])
+        await stack.chat("edit of the last", [*chat[:-2], said("user", stack.words(SHORT))])
+        early = [*chat[:7], said("user", stack.words(SHORT)), *chat[8:12]]
+        await stack.chat("edit of an early one", early[:8])
+        branch = [*chat[:7], said("user", stack.words(LONG))]
+        branch.append(said("assistant", await stack.chat("another branch", branch)))
+        for turn in range(2):
+            chat.append(said("user", stack.words(SHORT)))
+            chat.append(said("assistant", await stack.chat(f"switch back {turn}", chat)))
+            branch.append(said("user", stack.words(SHORT)))
+            branch.append(said("assistant", await stack.chat(f"switch {turn}", branch)))
+        await stack.chat("all edited early, from history", [*early, said("user", "why")])
+
+
+async def test_a_whole_history_at_once(autojump_clock: Any, name: str, shared: Path) -> None:
+    """A conversation that comes with nine turns: changes start at ends of messages."""
+    async with started(name, shared) as stack:
+        chat = [said("system", stack.words(60))]
+        for turn in range(9):
+            chat.append(said("user", stack.words(LONG if turn % 3 == 1 else SHORT)))
+            chat.append(said("assistant", stack.words(40)))
+        chat.append(said("user", stack.words(SHORT)))
+        await stack.chat("first", chat)
+        await stack.chat("regenerate", chat)
+        await stack.chat("edit of the last", [*chat[:-1], said("user", stack.words(SHORT))])
+        for index in (15, 9, 3):
+            edited = [*chat[:index], said("user", stack.words(SHORT))]
+            await stack.chat(f"edit of message {index}", edited)
