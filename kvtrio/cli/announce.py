@@ -20,8 +20,8 @@ STATES = (
     " {mib:.1f} MiB where it runs, {host} more in RAM"
 )
 SCARCE = (
-    "kvtrio: that is few for {places} places: most conversations will be computed anew at each turn"
-    " (--cache-ram gives more)"
+    "kvtrio: {number} checkpoints are few for {places} places: most turns will be computed from the"
+    " start of their conversation (--cache-ram gives more)"
 )
 ENOUGH = 4
 """Checkpoints for each place: two conversations, or a turn and an earlier one."""
@@ -29,14 +29,18 @@ MIB = 1 << 20
 
 
 def announce(prepared: Prepared, info: BackendInfo, url: str) -> None:
-    """Print the address and an example on stderr if a person reads it."""
+    """Print on stderr, if a person reads it, the address and an example; to all, that reuse will be
+    rare."""
+    notes = state_notes(info, prepared.config.scheduling.parallel)
+    for line in notes[1:]:
+        print(line, file=sys.stderr)
     if not sys.stderr.isatty():
         return
     if prepared.served.template_note:
         print(f"kvtrio: {prepared.served.template_note}", file=sys.stderr)
     if info.host_is_short:
         print(SHORT.format(mib=host_bytes(info) // MIB), file=sys.stderr)
-    for line in state_notes(info, prepared.config.scheduling.parallel):
+    for line in notes[:1]:
         print(line, file=sys.stderr)
     key = " -H 'Authorization: Bearer YOUR_KEY'" if prepared.keys else ""
     print(EXAMPLE.format(name=prepared.served.alias, url=url, key=key), file=sys.stderr)
@@ -54,7 +58,7 @@ def state_notes(info: BackendInfo, num_places: int) -> list[str]:
     mib = bytes_per_state / MIB
     notes = [STATES.format(device=device, mib=mib, host=host)]
     if device + host < ENOUGH * num_places:
-        notes.append(SCARCE.format(places=num_places))
+        notes.append(SCARCE.format(number=device + host, places=num_places))
     return notes
 
 

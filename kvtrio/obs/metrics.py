@@ -125,11 +125,14 @@ def _cache(snapshot: Snapshot) -> Iterator[Metric]:
         "kvtrio_cache_dropped_tokens", "Tokens in lost blocks", one(moves.num_dropped_tokens)
     )
     for name, help_text, table in (
-        ("used", "Blocks held or cached", statistics.num_used_blocks),
-        ("limit", "Blocks that there are", statistics.max_blocks),
+        ("blocks_used", "Blocks held or cached", statistics.num_used_blocks),
+        ("blocks_limit", "Blocks that there are", statistics.max_blocks),
+        ("state_slots_used", "Recurrent states, running or kept", statistics.num_used_slots),
+        ("state_slots_limit", "Recurrent states that there is room for", statistics.max_slots),
     ):
-        values: Values = [({"tier": tier.value}, table[tier]) for tier in Tier]
-        yield gauge(f"kvtrio_blocks_{name}", help_text, values)
+        values: Values = [({"tier": tier.value}, table[tier]) for tier in Tier if tier in table]
+        if values:
+            yield gauge(f"kvtrio_{name}", help_text, values)
     yield gauge("kvtrio_requests_running", "In a place", one(statistics.num_running))
     yield gauge("kvtrio_requests_waiting", "In the queue", one(statistics.num_waiting))
     yield gauge("kvtrio_tokens_waiting", "Prompts there", one(statistics.num_waiting_tokens))

@@ -6,8 +6,9 @@ from attrs import evolve
 from harness.virtual import SimSettings
 from kvtrio.backends.sim import HashTokens, Moment, SimBackend, SimMismatch, StepCost
 from kvtrio.core.batch import Batch, Chunk, Copy, SampleRow
+from kvtrio.core.config import Group
 from kvtrio.core.sampling import SamplingParams
-from kvtrio.core.types import BlockId, RequestId
+from kvtrio.core.types import BlockId, RequestId, StateClass
 
 GREEDY = SampleRow(SamplingParams(temperature=0.0), 0.0, ())
 SETTINGS = SimSettings(block_size=4, num_places=2, max_context=64)
@@ -149,6 +150,41 @@ def test_seeds_matter_only_to_those_who_draw() -> None:
     assert token(temperature=0.0, seed=1) == token(temperature=0.0, seed=2)
     assert token(temperature=1.0, seed=1) != token(temperature=1.0, seed=2)
     assert token(temperature=1.0, seed=1) == token(temperature=1.0, seed=1)
+
+
+HYBRID = SimSettings(
+    block_size=4,
+    num_places=1,
+    max_context=64,
+    num_state_slots=2,
+    groups=(Group(StateClass.POINT, None, 0, 16), Group(StateClass.TOKEN, None, 24)),
+)
+
+
+def with_slot(slot: int, start: int, tokens: tuple[int, ...], number: int = 1) -> Chunk:
+    tables = ((BlockId(slot),), (BlockId(0), BlockId(1)))
+    return Chunk(RequestId(number), start, tokens, tables, GREEDY)
+
+
+def test_a_state_is_that_of_its_history() -> None:
+    """A slot that was copied in time does, one of another position or history does not."""
+    backend = HYBRID.backend()
+    step(backend, with_slot(0, 0, (1, 2, 3)))
+    kept = Copy(0, BlockId(0), BlockId(1), 0)
+    (right,) = step(backend, with_slot(0, 3, (4,)), copies=(kept,))
+    back = Copy(0, BlockId(1), BlockId(0), 0)
+    assert step(backend, with_slot(0, 3, (4,), 2), copies=(back,)) == [right]
+    with pytest.raises(SimMismatch, match="behind position 3"):
+        step(backend, with_slot(0, 3, (4,), 3))
+    with pytest.raises(SimMismatch, match="one slot"):
+        step(backend, with_slot(7, 4, (5,), 2))
+
+
+def test_two_chunks_cannot_share_a_slot() -> None:
+    """What the first left is gone."""
+    chunks = with_slot(0, 0, (1, 2)), with_slot(0, 0, (1, 2, 3), 2)
+    with pytest.raises(SimMismatch, match="same step"):
+        step(HYBRID.backend(), *chunks)
 
 
 def test_banned_tokens_are_never_chosen() -> None:

@@ -4,7 +4,8 @@ import pytest
 
 from harness.core_fakes import answer, make_core, submit
 from kvtrio.core import invariants
-from kvtrio.core.types import RequestId, RequestState, Tier
+from kvtrio.core.config import Group
+from kvtrio.core.types import RequestId, RequestState, StateClass, Tier
 
 
 def damaged_free_list(core):
@@ -51,6 +52,40 @@ def damaged_length(core):
     core.requests[RequestId(1)].num_computed_tokens = 99
 
 
+def damaged_slots(core):
+    core.cache.states.num_used[Tier.HOST] += 1
+
+
+def damaged_slot(core):
+    core.requests[RequestId(1)].slot = None
+
+
+def damaged_order(core):
+    core.cache.states.heaps[Tier.DEVICE].clear()
+
+
+def damaged_offset(core):
+    core.cache.index.root.children[0].children[0].checkpoints[0].offset = 9
+
+
+def damaged_states(core):
+    core.cache.index.root.children[0].num_states = 0
+
+
+def check_damage(core, damage):
+    """All is well before, and not after."""
+    core.handle(submit(3, token_ids=(1, 2, 3, 4, 5), max_new_tokens=1), 0.0)
+    batch = core.schedule(0.0)
+    core.update(batch, answer(batch), 0.0)
+    core.handle(submit(1), 0.0)
+    core.schedule(0.0)
+    core.handle(submit(2), 0.0)
+    invariants.check(core)
+    damage(core)
+    with pytest.raises(invariants.InvariantError):
+        invariants.check(core)
+
+
 @pytest.mark.parametrize(
     "damage",
     [
@@ -69,14 +104,13 @@ def damaged_length(core):
 )
 def test_damage_is_found(damage):
     """Each rule that is broken by hand is reported."""
-    core = make_core(num_places=1)
-    core.handle(submit(3, token_ids=(1, 2, 3, 4, 5), max_new_tokens=1), 0.0)
-    batch = core.schedule(0.0)
-    core.update(batch, answer(batch), 0.0)
-    core.handle(submit(1), 0.0)
-    core.schedule(0.0)
-    core.handle(submit(2), 0.0)
-    invariants.check(core)
-    damage(core)
-    with pytest.raises(invariants.InvariantError):
-        invariants.check(core)
+    check_damage(make_core(num_places=1), damage)
+
+
+@pytest.mark.parametrize(
+    "damage", [damaged_slots, damaged_slot, damaged_order, damaged_offset, damaged_states]
+)
+def test_damage_to_states_is_found(damage):
+    """The same for recurrent layers."""
+    groups = (Group(StateClass.POINT, None, 0, 8), Group(StateClass.TOKEN, None, 8))
+    check_damage(make_core(num_places=1, groups=groups, num_state_slots=2), damage)
