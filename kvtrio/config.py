@@ -153,6 +153,7 @@ class StateSettings:
             name="--cache-ram",
             validator=Number(gte=0),
             help="MiB of RAM for the state of past requests; 0 keeps only what is on the device. "
+            "With recurrent layers up to half of it is for their checkpoints. "
             "Default: a quarter of the machine's memory, at most 8192 and at most half of what the "
             "model leaves.",
         ),

@@ -11,6 +11,7 @@ from harness.serving import served_model
 from kvtrio.backends.base import BackendInfo, BackendSettings
 from kvtrio.cli import exits, main
 from kvtrio.cli.adapters import parse_adapter, read_adapters, wanted_adapters
+from kvtrio.cli.announce import state_notes
 from kvtrio.cli.backend import backend_settings, default_cache_ram
 from kvtrio.cli.identity import key_maker
 from kvtrio.cli.prepare import core_config, split_purposes
@@ -173,6 +174,29 @@ def test_the_default_is_a_quarter_of_memory() -> None:
     settings = backend_settings(serve_config(), 100)
     assert (settings.host_bytes, settings.host_may_shrink) == (default_cache_ram() * MIB, True)
     assert not backend_settings(serve_config(cache_ram=1), 100).host_may_shrink
+
+
+def test_the_split_of_memory_is_announced_for_recurrent_layers() -> None:
+    """How many checkpoints there are, and a word where they are too few; else nothing."""
+    plain = info(backend_settings(serve_config(), 100))
+    assert state_notes(plain, 2) == []
+    groups = (Group(StateClass.POINT, None, 0, 3 * MIB), *GROUPS)
+    recurrent = evolve(plain, groups=groups, num_state_slots=4, num_host_state_slots=50)
+    (note,) = state_notes(recurrent, 2)
+    assert "2 of 3.0 MiB" in note
+    assert "50 more in RAM" in note
+    _, warning = state_notes(evolve(recurrent, num_host_state_slots=5), 2)
+    assert "7 checkpoints are few for 2 places" in warning
+
+
+def test_slots_follow_places() -> None:
+    """The running state and a checkpoint for each; the core gets what the backend has."""
+    config = serve_config()
+    settings = backend_settings(config, 100)
+    assert settings.num_state_slots == 4
+    memory = evolve(info(settings), num_state_slots=4, num_host_state_slots=9)
+    core = core_config(config, memory)
+    assert (core.num_state_slots, core.num_host_state_slots) == (4, 9)
 
 
 def test_purposes() -> None:

@@ -47,6 +47,15 @@ def test_the_next_turn_goes_on_where_the_answer_ended(groups, is_unified):
     assert finished.cache.reason is MissReason.NEW_TOKENS
 
 
+def test_a_state_inside_a_block_outlives_the_longer_block():
+    """The turn that fills the block does not take the last one's end away."""
+    server = hybrid()
+    server.ask(words(1, 49))
+    server.ask((*words(1, 49), *ANSWER, *words(2, 20)))
+    assert 51 in positions(server)
+    assert server.ask((*words(1, 49), *ANSWER, *words(3, 9))).num_cached_tokens == 51
+
+
 @pytest.mark.parametrize("num_tokens", range(1, 40))
 def test_an_identical_prompt_resumes_near_its_end(num_tokens):
     """The spacing and the slack before the end, whatever the length."""
