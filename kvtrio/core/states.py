@@ -116,8 +116,10 @@ class RequestStates:
         size = self.cache.config.block_size
         index = (at - 1) // size
         block = request.blocks[index]
-        if block.key is not None or request.submit.retain is Retain.AUXILIARY:
-            return block if block.key is not None else None
+        if block.key is not None:
+            return block
+        if request.submit.retain is Retain.AUXILIARY:
+            return None
         # A longer block in the index has its tokens.
         parent = request.blocks[index - 1] if index else self.cache.index.root
         return self.cache.index.covering(parent, request.trail.tags[index * size : at])
