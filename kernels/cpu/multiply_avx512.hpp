@@ -25,9 +25,9 @@ KVT_INLINE void store_sums(const F32x16 (&sums)[kRows][2], float* out) {
 
 // Integer products of the inputs of one scale. They start at minus the zero point times the sum of
 // the activations, so the zero point costs nothing.
-template <int32_t kType, int kRows>
-KVT_INLINE void multiply_part(const uint8_t* group, const InputGroup& input, int part,
-                              I32x16 (&dots)[kRows][2]) {
+template <int32_t kType, int kRows, int kPart>
+KVT_INLINE void multiply_integers(const uint8_t* group, const InputGroup& input,
+                                  I32x16 (&dots)[kRows][2]) {
   constexpr Format kFormat = format_of(kType);
   constexpr int kVectors = kGroupVectors / kFormat.parts();
 #pragma GCC unroll 6
@@ -35,13 +35,13 @@ KVT_INLINE void multiply_part(const uint8_t* group, const InputGroup& input, int
     I32x16 first{};
     if (!kFormat.has_min()) {
       const int32_t minus =
-          kFormat.has_halves() ? input.minus_half[part][row] : input.minus_sum[row];
+          kFormat.has_halves() ? input.minus_half[kPart][row] : input.minus_sum[row];
       first = splat(minus) << kFormat.zero_shift;
     }
     dots[row][0] = dots[row][1] = first;
   }
 #pragma GCC unroll 8
-  for (int j = part * kVectors; j < (part + 1) * kVectors; ++j) {
+  for (int j = kPart * kVectors; j < (kPart + 1) * kVectors; ++j) {
     const U8x64 w0 = weights<kType>(group, j);
     const U8x64 w1 = weights<kType>(group + kFormat.half_bytes(), j);
 #pragma GCC unroll 6
@@ -60,25 +60,23 @@ KVT_INLINE F32x16 input_sum(const InputGroup& input, int row, int part) {
   return splat(input.scale[row]) * to_floats(-splat(input.minus_half[part][row]));
 }
 
-// Group `g` of a block.
-template <int32_t kType, int kRows>
-KVT_INLINE void multiply_group(const uint8_t* block, const uint8_t* group, int g,
-                               const InputGroup& input, F32x16 (&sums)[kRows][2]) {
+// The inputs of one scale in group `g` of a block.
+template <int32_t kType, int kRows, int kPart>
+KVT_INLINE void multiply_part(const uint8_t* block, const uint8_t* group, int g,
+                              const InputGroup& input, F32x16 (&sums)[kRows][2]) {
   constexpr Format kFormat = format_of(kType);
-  for (int part = 0; part < kFormat.parts(); ++part) {
-    I32x16 dots[kRows][2];
-    multiply_part<kType, kRows>(group, input, part, dots);
+  I32x16 dots[kRows][2];
+  multiply_integers<kType, kRows, kPart>(group, input, dots);
 #pragma GCC unroll 2
-    for (int half = 0; half < 2; ++half) {
-      const ScaleLanes scales = read_scales<kType>(block, group, g, half, part);
+  for (int half = 0; half < 2; ++half) {
+    const ScaleLanes scales = read_scales<kType>(block, group, g, half, kPart);
 #pragma GCC unroll 6
-      for (int row = 0; row < kRows; ++row) {
-        const F32x16 scaled = to_floats(dots[row][half]) * scales.d;
-        sums[row][half] = fma(scaled, splat(input.scale[row]), sums[row][half]);
-        if (!kFormat.has_min()) continue;
-        const F32x16 sum = input_sum<kFormat.has_halves()>(input, row, part);
-        sums[row][half] = fma(scales.m, sum, sums[row][half]);
-      }
+    for (int row = 0; row < kRows; ++row) {
+      const F32x16 scaled = to_floats(dots[row][half]) * scales.d;
+      sums[row][half] = fma(scaled, splat(input.scale[row]), sums[row][half]);
+      if (!kFormat.has_min()) continue;
+      const F32x16 sum = input_sum<kFormat.has_halves()>(input, row, kPart);
+      sums[row][half] = fma(scales.m, sum, sums[row][half]);
     }
   }
 }
@@ -94,7 +92,10 @@ void multiply_tile(const Tile& tile) {
     const uint8_t* group = panel + kFormat.header_bytes();
     for (int g = 0; g < kFormat.groups(); ++g, ++input, group += kFormat.group_bytes()) {
       fetch.step();
-      multiply_group<kType, kRows>(panel, group, g, *input, sums);
+      multiply_part<kType, kRows, 0>(panel, group, g, *input, sums);
+      if constexpr (kFormat.has_halves()) {
+        multiply_part<kType, kRows, 1>(panel, group, g, *input, sums);
+      }
     }
     panel += kFormat.block_bytes();
   }
