@@ -13,7 +13,7 @@ namespace kvt {
 
 constexpr int32_t kMaxHeadDim = 1024;
 
-inline bool is_rotated(int32_t type) { return type == KV_Q8_0 || type == KV_Q4_0; }
+constexpr bool is_rotated(int32_t type) { return type == KV_Q8_0 || type == KV_Q4_0; }
 inline int32_t padded_dim(int32_t dim) { return (dim + kStrip - 1) / kStrip * kStrip; }
 inline int32_t num_scales(int32_t dim) { return (dim + kKvGroup - 1) / kKvGroup; }
 

@@ -4,6 +4,8 @@
 // fixed, so a lane's bits do not depend on its neighbours.
 #pragma once
 
+#include "lanes.hpp"
+
 #if defined(__AVX512VNNI__)
 #include "vector_math_avx512.hpp"
 #elif defined(__AVX2__)
