@@ -73,17 +73,17 @@ void fill(const Region& memory) {
 
 // Bytes per second that all threads read.
 double read_peak(Team& team, const Region& memory) {
-  constexpr int64_t kPass = 32 << 20, kPiece = 256 << 10;
+  constexpr int64_t kPass = 32 << 20, kPiece = 256 << 10, kBytes = sizeof(ByteLanes);
   static int64_t offset = 0;
   std::vector<int> results(static_cast<size_t>(64 * team.num_threads()));
   auto work = [&](Worker& worker) {
-    U8x64 sums[4] = {};
+    ByteLanes sums[4] = {};
     for (int64_t i; (i = worker.take(kPass / kPiece)) >= 0;) {
       const auto* piece = memory.as<uint8_t>() + offset + i * kPiece;
-      for (int64_t at = 0; at < kPiece; at += 256) {
-        for (int k = 0; k < 4; ++k) {
-          __builtin_prefetch(piece + at + 64 * k + 6144);
-          sums[k] += load<U8x64>(piece + at + 64 * k);
+      for (int64_t at = 0; at < kPiece; at += 4 * kBytes) {
+        for (int64_t k = 0; k < 4; ++k) {
+          __builtin_prefetch(piece + at + kBytes * k + 6144);
+          sums[k] += load<ByteLanes>(piece + at + kBytes * k);
         }
       }
     }
@@ -118,7 +118,7 @@ __attribute__((noinline)) int multiply_only() {
   return _mm512_reduce_add_epi32(sums[0]);
 }
 #else
-int multiply_only() { return 0; }  // no such instruction: the peak is not known
+int multiply_only() { return 0; }  // no such instruction: a peak of no meaning
 #endif
 
 // Multiply-accumulates per second of the instruction that integer kernels are made of.
