@@ -24,7 +24,8 @@ inline uint32_t bits_of_float(float value) {
 inline float half_to_float(uint16_t half) {
   const uint32_t magnitude = static_cast<uint32_t>(half & 0x7fff) << 13;
   const uint32_t sign = static_cast<uint32_t>(half & 0x8000) << 16;
-  const uint32_t scaled = bits_of_float(float_of_bits(magnitude) * float_of_bits(0x77800000));  // 2^112
+  const float far = float_of_bits(0x77800000);  // 2^112: from the exponents of f16 to those of f32
+  const uint32_t scaled = bits_of_float(float_of_bits(magnitude) * far);
   const uint32_t special = magnitude | 0x7f800000;
   return float_of_bits(sign | ((half & 0x7c00) == 0x7c00 ? special : scaled));
 }
