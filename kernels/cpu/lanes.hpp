@@ -1,5 +1,5 @@
 // Vectors of the processor's own width, written once for all instruction sets with the compiler's
-// vector types: sixteen lanes with AVX-512, else eight (which compilers split where that is too many).
+// vector types: sixteen lanes with AVX-512, else eight (split where registers are smaller).
 #pragma once
 
 #include <cstdint>

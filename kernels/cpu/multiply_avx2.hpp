@@ -1,8 +1,8 @@
 // Integer products with AVX2.
 //
-// There is no instruction that adds four products of bytes: two are multiplied and added to 16 bits,
-// several such sums are added there while they cannot overflow, and then widened. Weights of more
-// than 7 bits are multiplied by magnitude, with their sign moved to the activations.
+// There is no instruction that adds four products of bytes: two are multiplied and added to 16
+// bits, several such sums are added there while they cannot overflow, and then widened. Weights of
+// more than 7 bits are multiplied by magnitude, with their sign moved to the activations.
 #pragma once
 
 #include "multiply_tile.hpp"

@@ -1,4 +1,4 @@
-// Products with AVX-512 VNNI: 32 outputs (two registers) by up to six rows.
+// Products with AVX-512 VNNI and BF16: 32 outputs (two registers) by up to six rows.
 //
 // Of 32 registers, 12 hold integer sums of a group, 12 the float sums of all groups, 2 weights. The
 // order of float operations per output is that of all kernels: convert, times d, plus times the
@@ -104,16 +104,16 @@ void multiply_tile(const Tile& tile) {
 
 // sums += weights of 16 rows * input: a value, or the two products of a pair.
 template <int32_t kType>
-KVT_INLINE FloatLanes multiply_lanes(const uint8_t* weights, const uint8_t* input, FloatLanes sums) {
-  if constexpr (kType == kF32) return fma(load<FloatLanes>(weights), splat(load<float>(input)), sums);
-  if constexpr (kType == kF16) return fma(load_f16(weights), splat(load<float>(input)), sums);
-#if defined(__AVX512BF16__)
-  if constexpr (kType == kBF16) {
+KVT_INLINE FloatLanes multiply_lanes(const uint8_t* weights, const uint8_t* input,
+                                     FloatLanes sums) {
+  if constexpr (kType == kF32) {
+    return fma(load<FloatLanes>(weights), splat(load<float>(input)), sums);
+  } else if constexpr (kType == kF16) {
+    return fma(load_f16(weights), splat(load<float>(input)), sums);
+  } else {
     const __m512i pair = _mm512_set1_epi32(load<int32_t>(input));
     return (FloatLanes)_mm512_dpbf16_ps((__m512)sums, load<__m512bh>(weights), (__m512bh)pair);
   }
-#endif
-  return sums;
 }
 
 template <int32_t kType, int kRows>

@@ -1,4 +1,4 @@
-// Products for registers of eight lanes or less: 8 outputs by up to six rows, four times for a panel.
+// Products for registers of eight lanes or less: 8 outputs by up to six rows, four times a panel.
 //
 // What differs between instruction sets is multiply_integers(). The order of float operations per
 // output is that of all kernels: convert, times d, plus times the activations' scale, plus m times

@@ -19,8 +19,8 @@ KVT_INLINE IntLanes add_halves(ShortLanes pairs) {
   return (lanes << 16 >> 16) + (lanes >> 16);
 }
 
-// Integer products of the inputs of one scale with a piece's weights, less the zero point. A product
-// of two bytes fits in 16 bits.
+// Integer products of the inputs of one scale with a piece's weights, less the zero point. One
+// product of two bytes fits in 16 bits.
 template <int32_t kType, int kRows, int kPart>
 KVT_INLINE void multiply_integers(const uint8_t* planes, const InputGroup& input,
                                   IntLanes (&dots)[kRows]) {
