@@ -40,7 +40,7 @@ def plan_step(state: State, now: float) -> Batch | None:
     if not rows and not others:
         return None
     state.load = load_with(others, group.load(), group.adapters)
-    is_streaming = bool(rows) or any(len(c.token_ids) == 1 and c.sample for c in others)
+    is_streaming = bool(rows) or any(chunk.request_id in streams.rows for chunk in others)
     return _launched(state, (*rows, *others), is_streaming, now)
 
 
