@@ -116,6 +116,7 @@ inline void attend_split(const RowBlock& block, int64_t split, const RowMemory& 
   const int64_t first = std::max(split * kSplit, block.first_key()) / kTile;
   const int64_t last = std::min((split + 1) * kSplit - 1, block.last_key()) / kTile;
   Strips strips = find_strips(block, first);
+  for (const uint8_t* keys : strips.keys) prefetch(keys, block.shape->key_bytes);
   for (int64_t tile = first; tile <= last; ++tile) {
     const Strips next = tile < last ? find_strips(block, tile + 1) : strips;
     attend_rows<key_type, value_type>(block, tile, strips, next, memory);
