@@ -41,14 +41,9 @@ def plan_step(state: State, now: float) -> Batch | None:
             budget -= len(chunk.token_ids)
     if not rows and not others:
         return None
-<<<<<<< Updated upstream
-    state.load = load_with(others, group.load(), group.adapters)
-    is_streaming = bool(rows) or any(chunk.request_id in streams.rows for chunk in others)
-=======
     load = group.load()
     state.load = load_with(others, load, group.adapters) if others else load
-    is_streaming = bool(rows) or any(len(c.token_ids) == 1 and c.sample for c in others)
->>>>>>> Stashed changes
+    is_streaming = bool(rows) or any(chunk.request_id in streams.rows for chunk in others)
     return _launched(state, (*rows, *others), is_streaming, now)
 
 
