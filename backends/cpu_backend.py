@@ -104,7 +104,7 @@ class CpuBackend:
             raise FloatingPointError("the forward pass produced logits that are not finite")
         if not rows:
             return StepResult((None,) * len(batch.chunks))
-        sampled = sample_rows(plans, answers.candidates(step, parts.logits))
+        sampled = sample_rows(rows, plans, answers.candidates(step, parts.logits))
         if len(rows) == len(batch.chunks):
             return StepResult(sampled)
         each = iter(sampled)
@@ -113,7 +113,7 @@ class CpuBackend:
     def logits(self, batch: Batch) -> NDArray[np.float32]:
         """Run a step without choosing: raw logits of the sampled rows, [M, vocab], a copy."""
         rows = [chunk.sample for chunk in batch.chunks if chunk.sample is not None]
-        plans = [RowPlan(row, None, 0, 1, False) for row in rows]
+        plans = [RowPlan(row.params, None, None, 0, 1, False) for row in rows]
         self._run(batch, plans)
         return self._open().logits[: len(rows)].copy()
 

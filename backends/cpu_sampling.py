@@ -8,6 +8,7 @@ all its logits is looked at whole.
 import math
 from collections import Counter
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 from attrs import frozen
@@ -20,13 +21,18 @@ from kvtrio.kernels import sampling_numpy as kernels
 MAX_CANDIDATES = 256
 """A row that needs more of its best logits is ranked whole."""
 
+Ranked = tuple[list[float], list[int]]
+"""Values and ids of one row's best, largest first."""
+
 
 @frozen(eq=False)
 class RowPlan:
     """How one row's token will be chosen."""
 
-    row: SampleRow
+    params: SamplingParams
     edits: kernels.Edits | None
+    banned: frozenset[int] | None
+    """The edits, where banning these tokens is all they do, and leaves some."""
     num_candidates: int
     """Best raw logits that are needed; 0: all of them."""
     width: int
@@ -55,12 +61,21 @@ class Candidates:
 
 def plan_rows(rows: Sequence[SampleRow], vocab_size: int) -> list[RowPlan]:
     """What to ask the native side for."""
-    return [_plan(row, vocab_size) for row in rows]
+    return [
+        _plan(row.params, vocab_size, _edits(row.params, row.recent))
+        if row.params.has_penalties
+        else _lasting_plan(row.params, vocab_size)
+        for row in rows
+    ]
 
 
-def _plan(row: SampleRow, vocab_size: int) -> RowPlan:
-    params = row.params
-    edits = _edits(row) if params.logit_bias or params.has_penalties else None
+@lru_cache(maxsize=1024)
+def _lasting_plan(params: SamplingParams, vocab_size: int) -> RowPlan:
+    """Of a request whose plan is the same for every token."""
+    return _plan(params, vocab_size, _edits(params, ()) if params.logit_bias else None)
+
+
+def _plan(params: SamplingParams, vocab_size: int, edits: kernels.Edits | None) -> RowPlan:
     width, most = _width(params, vocab_size), min(MAX_CANDIDATES, vocab_size)
     num_reported = min(params.num_logprobs or 0, vocab_size)
     needed = max(num_reported, width + (len(edits.ids) if edits else 0))
@@ -71,7 +86,15 @@ def _plan(row: SampleRow, vocab_size: int) -> RowPlan:
         is_partial = edits is None and num_reported <= most and _drops_most(params)
         needed = most if is_partial else 0
         needs_log_sum = needs_log_sum or is_partial
-    return RowPlan(row, edits, needed, width, needs_log_sum)
+    banned = _banned(params, vocab_size)
+    return RowPlan(params, edits, banned, needed, width, needs_log_sum)
+
+
+def _banned(params: SamplingParams, vocab_size: int) -> frozenset[int] | None:
+    if params.has_penalties or any(bias > -math.inf for _, bias in params.logit_bias):
+        return None
+    banned = frozenset(token for token, _ in params.logit_bias)
+    return banned if 0 < len(banned) < vocab_size else None
 
 
 def _width(params: SamplingParams, vocab_size: int) -> int:
@@ -85,9 +108,8 @@ def _drops_most(params: SamplingParams) -> bool:
     return params.typical_p >= 1 and (params.top_p < 1 or params.min_p > 0) and params.top_k <= 0
 
 
-def _edits(row: SampleRow) -> kernels.Edits:
-    params = row.params
-    counts = Counter(row.recent) if params.has_penalties else Counter[int]()
+def _edits(params: SamplingParams, recent: Sequence[int]) -> kernels.Edits:
+    counts = Counter(recent)
     ids = list(dict.fromkeys([*counts, *(token for token, _ in params.logit_bias)]))
     place = {token: i for i, token in enumerate(ids)}
     repeat = np.ones(len(ids), np.float32)
@@ -107,83 +129,98 @@ def _offset(params: SamplingParams, count: int) -> float:
     return count * params.frequency_penalty + params.presence_penalty
 
 
-def sample_rows(plans: Sequence[RowPlan], found: Candidates) -> tuple[Sampled, ...]:
+def sample_rows(
+    rows: Sequence[SampleRow], plans: Sequence[RowPlan], found: Candidates
+) -> tuple[Sampled, ...]:
     """One token per row."""
-    tokens = _tokens(plans, found)
+    tokens = _tokens(rows, plans, found)
     return tuple(
-        Sampled(token) if plan.row.params.num_logprobs is None else _report(plan, found, i, token)
+        Sampled(token) if plan.params.num_logprobs is None else _report(plan, found, i, token)
         for i, (plan, token) in enumerate(zip(plans, tokens, strict=True))
     )
 
 
-def _tokens(plans: Sequence[RowPlan], found: Candidates) -> list[int]:
+def _tokens(rows: Sequence[SampleRow], plans: Sequence[RowPlan], found: Candidates) -> list[int]:
+    ids = found.ids.tolist()
     if all(plan.width == 1 and plan.edits is None for plan in plans):
-        tokens: list[int] = found.ids[:, 0].tolist()
-        return tokens
-    values, ids = found.values.tolist(), found.ids.tolist()
+        return [best[0] for best in ids]
+    values = found.values.tolist()
     chosen = []
-    for i, plan in enumerate(plans):
+    for i, (row, plan) in enumerate(zip(rows, plans, strict=True)):
         token = None
         if plan.is_partial:
-            token = _of_some(plan, values[i], ids[i], float(found.log_sums[i]))
+            token = _of_some(plan, (values[i], ids[i]), float(found.log_sums[i]), row.draw)
         elif plan.num_candidates:
-            token = _of_few(plan, values[i], ids[i], found.logits[i])
-        chosen.append(_of_all(plan, found.logits[i]) if token is None else token)
+            ranked = _edited_few(plan, (values[i], ids[i]), found.logits, i)
+            token = _of_few(plan, ranked, row.draw)
+        chosen.append(_of_all(plan, found.logits[i], row.draw) if token is None else token)
     return chosen
 
 
-def _of_some(plan: RowPlan, values: list[float], ids: list[int], log_sum: float) -> int | None:
+def _of_some(plan: RowPlan, ranked: Ranked, log_sum: float, draw: float) -> int | None:
     """From the raw best, of which there are fewer than may be chosen; None: they do not decide."""
-    count = plan.num_candidates
+    values, ids = ranked
     whole = math.exp(log_sum - values[0])
-    return kernels.choose_of_few(values[:count], ids, _filters(plan.row), whole)
+    kept = values[: plan.num_candidates]
+    return kernels.choose_of_few(kept, ids, _filters(plan.params, draw), whole)
 
 
-def _of_few(
-    plan: RowPlan, values: list[float], ids: list[int], logits: NDArray[np.float32]
-) -> int | None:
-    """From the raw best, of which there are all that may be chosen, and more: never None."""
-    if plan.edits is not None:
-        count = plan.num_candidates
-        ranked = np.array(values[:count], np.float32), np.array(ids[:count])
-        edited = kernels.edited(logits[plan.edits.ids], plan.edits, len(logits))
-        best, best_ids = kernels.merged(ranked, plan.edits, edited, plan.width)
-        values, ids = best.tolist(), best_ids.tolist()
-    filters, width = _filters(plan.row), plan.width
+def _edited_few(plan: RowPlan, ranked: Ranked, logits: NDArray[np.float32], place: int) -> Ranked:
+    """The best after edits, at least as many as may be chosen, from enough of the raw best."""
+    if plan.edits is None:
+        return ranked
+    values, ids = ranked[0][: plan.num_candidates], ranked[1][: plan.num_candidates]
+    if plan.banned is not None:
+        # Without numpy, whose every call is slow right after a forward pass: many ban their end.
+        kept = [i for i, token in enumerate(ids) if token not in plan.banned]
+        return [values[i] for i in kept], [ids[i] for i in kept]
+    logits = logits[place]
+    edited = kernels.edited(logits[plan.edits.ids], plan.edits, len(logits))
+    raw = np.array(values, np.float32), np.array(ids)
+    best, best_ids = kernels.merged(raw, plan.edits, edited, plan.width)
+    return best.tolist(), best_ids.tolist()
+
+
+def _of_few(plan: RowPlan, ranked: Ranked, draw: float) -> int:
+    """From the best, of which there are all that may be chosen."""
+    values, ids = ranked
+    width = plan.width
     if width == 1:
         return ids[0]
+    filters = _filters(plan.params, draw)
     if filters.typical_p < 1:
         return kernels.choose(np.array(values[:width]), np.array(ids[:width]), filters)
-    return kernels.choose_of_few(values[:width], ids, filters)
+    token = kernels.choose_of_few(values[:width], ids, filters)
+    assert token is not None, "nobody else may be chosen"
+    return token
 
 
-def _of_all(plan: RowPlan, logits: NDArray[np.float32]) -> int:
-    params = plan.row.params
+def _of_all(plan: RowPlan, logits: NDArray[np.float32], draw: float) -> int:
+    params = plan.params
     row = logits if plan.edits is None else kernels.edited_row(logits, plan.edits)
     ranked, ids = kernels.best(row, plan.width)
     values = ranked.astype(np.float64)
     if params.top_n_sigma > 0 and plan.width > 1:
         kept = values >= kernels.sigma_floor(row, params.top_n_sigma)
         values, ids = values[kept], ids[kept]
-    return kernels.choose(values, ids, _filters(plan.row))
+    return kernels.choose(values, ids, _filters(params, draw))
 
 
-def _filters(row: SampleRow) -> kernels.Filters:
-    params = row.params
+def _filters(params: SamplingParams, draw: float) -> kernels.Filters:
     min_p = min(params.min_p, 1.0)
     return kernels.Filters(
         params.typical_p,
         params.top_p,
         math.log(min_p) if min_p > 0 else -math.inf,
         params.temperature if params.temperature > 0 else 1.0,
-        row.draw,
+        draw,
     )
 
 
 def _report(plan: RowPlan, found: Candidates, place: int, token: int) -> Sampled:
     """The chosen token with log-probabilities of the raw logits."""
     row, log_sum = found.logits[place], float(found.log_sums[place])
-    count = min(plan.row.params.num_logprobs or 0, len(row))
+    count = min(plan.params.num_logprobs or 0, len(row))
     if plan.num_candidates:
         values, ids = found.values[place, :count], found.ids[place, :count]
     elif count:

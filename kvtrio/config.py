@@ -81,7 +81,8 @@ class SchedulingSettings:
         Parameter(
             name="--max-waiting",
             validator=Number(gte=0),
-            help="Requests that may wait; more get status 429.",
+            help="Requests that may wait; more get status 429. One user alone may fill four "
+            "fifths.",
         ),
     ] = 64
     max_waiting_tokens: Annotated[
@@ -89,8 +90,8 @@ class SchedulingSettings:
         Parameter(
             name="--max-waiting-tokens",
             validator=Count,
-            help="Prompt tokens of all waiting requests together; more get status 429. Default: "
-            "four of the longest requests for each place.",
+            help="Prompt tokens of all waiting requests together; more get status 429. One user "
+            "alone may fill four fifths. Default: four of the longest requests for each place.",
         ),
     ] = None
     max_waiting_s: Annotated[

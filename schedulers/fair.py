@@ -14,10 +14,12 @@ class Fair:
     """Stateless; see the module."""
 
     def plan(self, view: View) -> Plan:
-        budget = Budget(view)
         reading = list(view.reading)
         if view.free_places:
             reading += view.waiting
+        if not reading:
+            return Plan([], all_streams=True)
+        budget = Budget(view)
         self._read(budget, reading, dict(view.service))
         return budget.plan
 

@@ -16,10 +16,12 @@ class StallFree:
     """Stateless; see the module."""
 
     def plan(self, view: View) -> Plan:
-        budget = Budget(view)
         reading = list(view.reading)
         if view.free_places:
             reading += view.waiting
+        if not reading:
+            return Plan([], all_streams=True)
+        budget = Budget(view)
         reading.sort(key=lambda request: urgency(view, request))
         is_reading = [budget.prefill(request) > 0 for request in reading]
         if not any(is_reading):

@@ -78,7 +78,8 @@ struct RowMemory {
 
   // Lays the parts out from `start` on; returns the end.
   std::byte* bind(std::byte* start, const AttentionShape& shape) {
-    const auto rows = static_cast<size_t>(shape.max_rows()), width = static_cast<size_t>(shape.width);
+    const auto rows = static_cast<size_t>(shape.max_rows());
+    const auto width = static_cast<size_t>(shape.width);
     const auto next = [&start](size_t bytes) {
       std::byte* const part = start;
       start += (bytes + 63) / 64 * 64;

@@ -3,7 +3,6 @@
 
 #include "attention_rows.hpp"
 #include "attention_strips.hpp"
-#include "cache_expand.hpp"
 
 namespace kvt {
 
@@ -72,25 +71,41 @@ inline void attend_tile(const RowBlock& block, int64_t tile, const RowMemory& me
   }
 }
 
+// Without expanding: a tile whose places are all written, against at most kTileRows rows.
+template <int32_t key_type, int32_t value_type>
+inline void attend_direct(const RowBlock& block, int64_t tile, const Strips& strips,
+                          const Strips& next, const RowMemory& memory) {
+  using Keys = typename ArithmeticOf<key_type>::Type;
+  using Values = typename ArithmeticOf<value_type>::Type;
+  const AttentionShape& shape = *block.shape;
+  const int64_t steps = shape.layout.head_dim / Keys::kPerLane, width = shape.width;
+  const int64_t loads = kStrip / Values::kPerLane * width / 16;  // of a strip of values
+  TileScales scales;
+  unpack_scales<key_type, value_type>(shape, strips, scales);
+  const KeyTile<StripKeys<key_type>, StripValues<value_type>> factors{
+      {strips, scales.keys, num_scales(shape.layout.head_dim), shape.value_bytes / steps},
+      {strips, next, scales.values, num_scales(shape.width), width, shape.key_bytes / loads},
+      steps, shape.width, shape.cap};
+  attend_tile<Keys, Values>(block, tile, memory, factors);
+}
+
 template <int32_t key_type, int32_t value_type>
 inline void attend_rows(const RowBlock& block, int64_t tile, const Strips& strips,
                         const Strips& next, const RowMemory& memory) {
   using Keys = typename ArithmeticOf<key_type>::Type;
   using Values = typename ArithmeticOf<value_type>::Type;
-  const AttentionShape& shape = *block.shape;
-  const int64_t key_steps = shape.layout.head_dim / Keys::kPerLane;
   if constexpr (kIsDirect<key_type> && kIsDirect<value_type>) {
     const bool is_whole = strips.keys[0] && (tile + 1) * kTile <= block.last_key() + 1;
     if (is_whole && block.num_rows() <= kTileRows) {
-      const KeyTile<StripKeys, StripValues> direct{
-          {strips}, {strips, next, shape.width}, key_steps, shape.width, shape.cap};
-      return attend_tile<Keys, Values>(block, tile, memory, direct);
+      return attend_direct<key_type, value_type>(block, tile, strips, next, memory);
     }
   }
   expand_tile<key_type, value_type>(block, tile, strips, next, memory);
-  const KeyTile<Lanes, Lanes> expanded{{memory.keys, kTile}, {memory.values, shape.width},
-                                       key_steps, shape.width, shape.cap};
-  attend_tile<Keys, Values>(block, tile, memory, expanded);
+  const AttentionShape& shape = *block.shape;
+  const KeyTile<Lanes, Lanes> factors{{memory.keys, kTile}, {memory.values, shape.width},
+                                      shape.layout.head_dim / Keys::kPerLane, shape.width,
+                                      shape.cap};
+  attend_tile<Keys, Values>(block, tile, memory, factors);
 }
 
 // Softmax and sums of all rows of a block over one split.
@@ -101,6 +116,7 @@ inline void attend_split(const RowBlock& block, int64_t split, const RowMemory& 
   const int64_t first = std::max(split * kSplit, block.first_key()) / kTile;
   const int64_t last = std::min((split + 1) * kSplit - 1, block.last_key()) / kTile;
   Strips strips = find_strips(block, first);
+  for (const uint8_t* keys : strips.keys) prefetch(keys, block.shape->key_bytes);
   for (int64_t tile = first; tile <= last; ++tile) {
     const Strips next = tile < last ? find_strips(block, tile + 1) : strips;
     attend_rows<key_type, value_type>(block, tile, strips, next, memory);

@@ -120,17 +120,17 @@ inline void attend_block(const RowBlock& block, const RowMemory& memory) {
 }
 
 // Item `item` of a chunk. Blocks of later rows, which see more keys, come first: what is started
-// last should be short.
+// last should be short. Heads follow each other, since they are neighbours in the cache.
 template <int32_t key_type, int32_t value_type>
 inline void attend_item(const AttentionShape& shape, const ItemWalk& walk, int64_t item,
                         const RowMemory& memory) {
   const ChunkItems& items = walk.items();
   const ChunkView& chunk = shape.call->chunks[walk.chunk()];
-  const int64_t splits = items.is_split ? items.num_splits : 1, split = item % splits;
-  const int64_t block_item = item / splits, heads = shape.layout.kv_heads;
-  const auto first = static_cast<int32_t>((items.row_blocks - 1 - block_item / heads) *
-                                          shape.num_positions);
-  const RowBlock block{&shape, &chunk, static_cast<int32_t>(block_item % heads), first,
+  const int64_t splits = items.is_split ? items.num_splits : 1, heads = shape.layout.kv_heads;
+  const int64_t split = item / heads % splits;
+  const int64_t row_block = items.row_blocks - 1 - item / heads / splits;
+  const auto first = static_cast<int32_t>(row_block * shape.num_positions);
+  const RowBlock block{&shape, &chunk, static_cast<int32_t>(item % heads), first,
                        std::min(shape.num_positions, chunk.num_rows - first)};
   prepare_q<typename ArithmeticOf<key_type>::Type>(block, memory);
   if (!items.is_split) return attend_block<key_type, value_type>(block, memory);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "attention_rows.hpp"
+#include "cache_expand.hpp"
 
 namespace kvt {
 
@@ -37,48 +38,101 @@ inline void prefetch(const uint8_t* first, int64_t bytes) {
   for (int64_t i = 0; i < bytes; i += static_cast<int64_t>(kLine)) __builtin_prefetch(first + i);
 }
 
-#if defined(__AVX512BF16__)
-
 // For a single register tile of rows, expanding would be writing and reading for nothing: numbers
-// are converted as they are read. Keys fetch the values of their tile, values the next keys.
+// are converted as they are read, where one load gives one vector of lanes.
 template <int32_t type>
-constexpr bool kIsDirect = type == KV_F16;
+constexpr bool kIsDirect = type == KV_F32 || ArithmeticOf<type>::Type::kPerLane == 2;
 
-inline Floats load_half_pairs(const uint8_t* line) {
-  const auto* halves = reinterpret_cast<const uint16_t*>(line);
-  return Pairs::join(Floats::load_half(halves), Floats::load_half(halves + 16));
+// Scales of a tile as its numbers meet them.
+struct TileScales {
+  // Keys: [strips][groups][16 places][2]. Values: [strips][groups][16 places].
+  alignas(64) float keys[Strips::kCount * kMaxHeadDim / kKvGroup * kStrip * 2];
+  alignas(64) float values[Strips::kCount * kMaxHeadDim / kKvGroup * kStrip];
+};
+
+template <int32_t key_type, int32_t value_type>
+inline void unpack_scales(const AttentionShape& shape, const Strips& strips, TileScales& scales) {
+  const int32_t key_dim = shape.layout.head_dim, width = shape.width;
+  float *keys = scales.keys, *values = scales.values;
+  for (int32_t i = 0; i < Strips::kCount; ++i) {
+    for (int32_t group = 0; is_rotated(key_type) && group < num_scales(key_dim); ++group) {
+      const Floats each = load_scales(key_type, strips.keys[i], key_dim, group);
+      Floats low, high;
+      zip(each, each, low, high);
+      low.store(keys);
+      high.store(keys + 16);
+      keys += 32;
+    }
+    if (!is_rotated(value_type)) continue;
+    unpack_scales(value_type, strips.values[i], width, values);
+    values += num_scales(width) * kStrip;
+  }
 }
 
+// The keys of a tile as a factor; fetches the values of the tile meanwhile, `fetch` bytes a step.
+template <int32_t type>
 struct StripKeys {
   const Strips& strips;
+  const float* scales;
+  int64_t num_groups;
+  int64_t fetch;
 
-  Floats load(int64_t step, int64_t column) const {
-    const int64_t strip = column / kStrip, offset = step * 64;
-    __builtin_prefetch(strips.values[strip] + offset);
-    return load_half_pairs(strips.keys[strip] + offset);
+  KVT_INLINE Floats load(int64_t step, int64_t column) const {
+    const int64_t strip = column / kStrip;
+    const uint8_t* const numbers = strips.keys[strip];
+    __builtin_prefetch(strips.values[strip] + step * fetch);
+    if constexpr (type == KV_F32) {
+      return load_numbers<type>(numbers, step * 16);
+    } else {
+      Floats first = load_numbers<type>(numbers, step * 32);
+      Floats second = load_numbers<type>(numbers, step * 32 + 16);
+      if constexpr (is_rotated(type)) {
+        const float* const scale = scales + (strip * num_groups + step * 2 / kKvGroup) * 32;
+        first = first * Floats::load(scale);
+        second = second * Floats::load(scale + 16);
+      }
+      return ArithmeticOf<type>::Type::join(first, second);
+    }
   }
 };
 
+// The values of a tile as a factor; fetches the keys of the next meanwhile.
+template <int32_t type>
 struct StripValues {
   const Strips& strips;
   const Strips& next;
+  const float* scales;
+  int64_t num_groups;
   int64_t width;
+  int64_t fetch;
 
-  Floats load(int64_t step, int64_t column) const {
-    const int64_t strip = step / (kStrip / 2), row = step % (kStrip / 2);
-    const int64_t offset = (row * width + column) * 4;
-    __builtin_prefetch(next.keys[strip] + offset);
-    return load_half_pairs(strips.values[strip] + offset);
+  KVT_INLINE Floats load(int64_t step, int64_t column) const {
+    constexpr int64_t kPerLane = ArithmeticOf<type>::Type::kPerLane, kRows = kStrip / kPerLane;
+    const int64_t strip = step / kRows, row = step % kRows;
+    const uint8_t* const numbers = strips.values[strip];
+    __builtin_prefetch(next.keys[strip] + (row * width + column) / 16 * fetch);
+    const int64_t first = row * width * kPerLane + column * (type == KV_Q4_0 ? 1 : kPerLane);
+    const float* const scale = scales + (strip * num_groups + column / kKvGroup) * kStrip + 2 * row;
+    if constexpr (type == KV_F32) {
+      return load_numbers<type>(numbers, first);
+    } else if constexpr (type == KV_F16) {
+      return join(load_numbers<type>(numbers, first), load_numbers<type>(numbers, first + 16));
+    } else if constexpr (type == KV_Q8_0) {
+      const Floats both = Floats::alternating(scale[0], scale[1]);
+      return join(load_numbers<type>(numbers, first) * both,
+                  load_numbers<type>(numbers, first + 16) * both);
+    } else {
+      Floats low, high;  // of two places, whose dimensions alternate
+      zip(load_numbers<type>(numbers, first) * Floats::all(scale[0]),
+          load_numbers<type>(numbers, first + width) * Floats::all(scale[1]), low, high);
+      return join(low, high);
+    }
+  }
+
+ private:
+  static KVT_INLINE Floats join(Floats first, Floats second) {
+    return ArithmeticOf<type>::Type::join(first, second);
   }
 };
-
-#else
-
-template <int32_t>
-constexpr bool kIsDirect = false;
-struct StripKeys {};
-struct StripValues {};
-
-#endif
 
 }  // namespace kvt

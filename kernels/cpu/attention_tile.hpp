@@ -21,7 +21,7 @@ struct Lanes {
   const float* lanes;
   int64_t stride;
 
-  Floats load(int64_t step, int64_t column) const {
+  KVT_INLINE Floats load(int64_t step, int64_t column) const {
     return Floats::load(lanes + step * stride + column);
   }
 };

@@ -8,7 +8,7 @@ namespace kvt {
 
 // Numbers first .. first + 15 of a strip, without their scales.
 template <int32_t type>
-inline Floats load_numbers(const uint8_t* strip, int64_t first) {
+KVT_INLINE Floats load_numbers(const uint8_t* strip, int64_t first) {
   if constexpr (type == KV_F32) {
     return Floats::load(reinterpret_cast<const float*>(strip) + first);
   } else if constexpr (type == KV_F16) {

@@ -13,7 +13,7 @@ namespace kvt {
 
 constexpr int32_t kMaxHeadDim = 1024;
 
-inline bool is_rotated(int32_t type) { return type == KV_Q8_0 || type == KV_Q4_0; }
+constexpr bool is_rotated(int32_t type) { return type == KV_Q8_0 || type == KV_Q4_0; }
 inline int32_t padded_dim(int32_t dim) { return (dim + kStrip - 1) / kStrip * kStrip; }
 inline int32_t num_scales(int32_t dim) { return (dim + kKvGroup - 1) / kKvGroup; }
 
@@ -150,7 +150,7 @@ inline void put_value(int32_t type, uint8_t* strip, int32_t dim, int32_t place, 
                       const StoredRow& row) {
   const int64_t pair = static_cast<int64_t>(place / 2) * dim * 2 + place % 2;  // of dimension 0
   if (type == KV_F32) {
-    std::memcpy(strip + static_cast<int64_t>(place) * dim * 4, floats, static_cast<size_t>(dim) * 4);
+    std::copy_n(floats, dim, reinterpret_cast<float*>(strip) + static_cast<int64_t>(place) * dim);
   } else if (type == KV_F16) {
     auto* const target = reinterpret_cast<uint16_t*>(strip) + pair;
     for (int32_t i = 0; i < dim; ++i) target[2 * i] = row.halves[i];

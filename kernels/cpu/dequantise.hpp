@@ -9,13 +9,13 @@ namespace dequantise {
 template <int32_t kType>
 void quantised(const uint8_t* panel, int64_t cols, int lane, float* out) {
   constexpr Format kFormat = format_of(kType);
-  const int half = lane / kLanes, place = lane % kLanes;
+  const int piece = lane / kLanes, place = lane % kLanes;
   for (int64_t done = 0; done < cols; done += kFormat.block(), panel += kFormat.block_bytes()) {
     const uint8_t* group = panel + kFormat.header_bytes();
     for (int g = 0; g < kFormat.groups(); ++g, group += kFormat.group_bytes()) {
       for (int j = 0; j < 8; ++j) {
-        const ScaleLanes scales = read_scales<kType>(panel, group, g, half, j / 4);
-        const U8x64 codes = weights<kType>(group + half * kFormat.half_bytes(), j);
+        const ScaleLanes scales = read_scales<kType>(panel, group, g, piece, j / 4);
+        const ByteLanes codes = weights<kType>(group + piece_offset(kFormat, piece), j);
         const float d = scales.d[place], m = scales.m[place];
         for (int k = 0; k < 4; ++k) {
           *out++ = d * static_cast<float>(codes[4 * place + k] - kFormat.zero()) + m;

@@ -122,19 +122,28 @@ inline int64_t source_row_bytes(int32_t type, int64_t cols) {
   return cols / format.block() * format.source_bytes;
 }
 
-// Vector `j` of a group, from the planes of a half.
+// A panel's rows are computed in pieces of so many as a vector has lanes.
+constexpr int kPieces = static_cast<int>(kPanelRows) / kLanes;
+
+// Where the first plane of a piece begins, in a group of a type.
+constexpr int piece_offset(const Format& format, int piece) {
+  const int row = piece * kLanes;
+  return row / 16 * format.half_bytes() + row % 16 * 4;
+}
+
+// Vector `j` of a piece, from its planes.
 template <int kBits>
-KVT_INLINE U8x64 unpack(const uint8_t* planes, int j) {
+KVT_INLINE ByteLanes unpack(const uint8_t* planes, int j) {
   // Shifted by 16 bits at a time: the mask drops what comes from the neighbour.
   const auto field = [](const uint8_t* source, int from, int to, int mask) {
-    const U16x32 words = load<U16x32>(source);
-    const U16x32 moved = from >= to ? words >> (from - to) : words << (to - from);
-    return (U8x64)moved & (U8x64{} + static_cast<uint8_t>(mask << to));
+    const WordLanes words = load<WordLanes>(source);
+    const WordLanes moved = from >= to ? words >> (from - to) : words << (to - from);
+    return (ByteLanes)moved & (ByteLanes{} + static_cast<uint8_t>(mask << to));
   };
-  if constexpr (kBits == 8) return load<U8x64>(planes + 64 * j);
+  if constexpr (kBits == 8) return load<ByteLanes>(planes + 64 * j);
   constexpr int kLow = kBits >= 4 ? 4 : 2;
-  U8x64 code = kLow == 4 ? field(planes + 64 * (j % 4), j / 4 * 4, 0, 15)
-                         : field(planes + 64 * (j / 4), j % 4 * 2, 0, 3);
+  ByteLanes code = kLow == 4 ? field(planes + 64 * (j % 4), j / 4 * 4, 0, 15)
+                             : field(planes + 64 * (j / 4), j % 4 * 2, 0, 3);
   const uint8_t* high = planes + 64 * kLow;
   if constexpr (kBits - kLow == 1) code |= field(high, j, kLow, 1);
   if constexpr (kBits - kLow == 2) code |= field(high + 64 * (j / 4), j % 4 * 2, kLow, 3);
@@ -143,9 +152,9 @@ KVT_INLINE U8x64 unpack(const uint8_t* planes, int j) {
 
 // Vector `j` as what the product takes: unsigned bytes, value + zero point.
 template <int32_t kType>
-KVT_INLINE U8x64 weights(const uint8_t* planes, int j) {
+KVT_INLINE ByteLanes weights(const uint8_t* planes, int j) {
   constexpr Format kFormat = format_of(kType);
-  const U8x64 codes = unpack<kFormat.bits>(planes, j);
+  const ByteLanes codes = unpack<kFormat.bits>(planes, j);
   if constexpr (kFormat.table != nullptr) return look_up(kFormat.table, codes);
   return codes;
 }

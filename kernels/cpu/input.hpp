@@ -21,12 +21,17 @@ static_assert(sizeof(InputGroup) == 320, "five cache lines");
 
 constexpr int64_t input_blocks(int64_t n) { return (n + kInputRows - 1) / kInputRows; }
 
-inline uint32_t input_form(int32_t type) {
-  if (is_quantised(type)) return kForm8;
-#if defined(__AVX512BF16__)
-  if (type == kBF16) return kFormBf16;
+// Whether inputs are multiplied as pairs of bfloat16.
+constexpr bool is_paired([[maybe_unused]] int32_t type) {
+#if defined(__AVX512VNNI__)
+  return type == kBF16;
+#else
+  return false;
 #endif
-  return kFormFloat;
+}
+
+inline uint32_t input_form(int32_t type) {
+  return is_quantised(type) ? kForm8 : is_paired(type) ? kFormBf16 : kFormFloat;
 }
 
 namespace input {

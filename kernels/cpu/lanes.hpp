@@ -1,7 +1,5 @@
-// Sixteen lanes at a time, written once for all instruction sets with the compiler's vector types.
-//
-// On AVX-512 one value is one register; elsewhere the compiler splits it, so loops that need all
-// registers (multiply_*.hpp) are written for each instruction set, and all else is written here.
+// Vectors of the processor's own width, written once for all instruction sets with the compiler's
+// vector types: sixteen lanes with AVX-512, else eight (split where registers are smaller).
 #pragma once
 
 #include <cstdint>
@@ -18,15 +16,16 @@
 
 namespace kvt {
 
-typedef float F32x16 __attribute__((vector_size(64)));
-typedef int32_t I32x16 __attribute__((vector_size(64)));
-typedef uint16_t U16x32 __attribute__((vector_size(64)));
-typedef uint8_t U8x64 __attribute__((vector_size(64)));
-typedef uint8_t U8x16 __attribute__((vector_size(16)));
-typedef int8_t I8x16 __attribute__((vector_size(16)));
-typedef uint16_t U16x16 __attribute__((vector_size(32)));
-
+#if defined(__AVX512F__)
 constexpr int kLanes = 16;
+#else
+constexpr int kLanes = 8;
+#endif
+
+typedef float FloatLanes __attribute__((vector_size(4 * kLanes)));
+typedef int32_t IntLanes __attribute__((vector_size(4 * kLanes)));
+typedef uint16_t WordLanes __attribute__((vector_size(4 * kLanes)));  // twice as many
+typedef uint8_t ByteLanes __attribute__((vector_size(4 * kLanes)));   // four times as many
 
 template <class T>
 KVT_INLINE T load(const void* source) {
@@ -40,60 +39,53 @@ KVT_INLINE void store(void* target, T value) {
   std::memcpy(target, &value, sizeof value);
 }
 
-KVT_INLINE F32x16 splat(float value) {
+KVT_INLINE FloatLanes splat(float value) {
 #if defined(__AVX512F__)
-  return (F32x16)_mm512_set1_ps(value);
+  return (FloatLanes)_mm512_set1_ps(value);
 #else
-  return F32x16{} + value;
+  return FloatLanes{} + value;
 #endif
 }
 
-KVT_INLINE I32x16 splat(int32_t value) {
+KVT_INLINE IntLanes splat(int32_t value) {
 #if defined(__AVX512F__)
-  return (I32x16)_mm512_set1_epi32(value);
+  return (IntLanes)_mm512_set1_epi32(value);
 #else
-  return I32x16{} + value;
+  return IntLanes{} + value;
 #endif
 }
 
 // a * b + c, rounded once where the processor can.
-KVT_INLINE F32x16 fma(F32x16 a, F32x16 b, F32x16 c) {
+KVT_INLINE FloatLanes fma(FloatLanes a, FloatLanes b, FloatLanes c) {
 #if defined(__AVX512F__)
-  return (F32x16)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+  return (FloatLanes)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
 #elif defined(__FMA__)
-  F32x16 result;
-  for (int i = 0; i < kLanes; i += 8) {
-    const __m256 sum = _mm256_fmadd_ps(_mm256_loadu_ps((const float*)&a + i),
-                                       _mm256_loadu_ps((const float*)&b + i),
-                                       _mm256_loadu_ps((const float*)&c + i));
-    std::memcpy((float*)&result + i, &sum, sizeof sum);
-  }
-  return result;
+  return (FloatLanes)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
 #else
   return a * b + c;
 #endif
 }
 
-// Sixteen small integers. Compilers take the general conversion apart, byte by byte.
-KVT_INLINE I32x16 widen(U8x16 value) {
+KVT_INLINE FloatLanes to_floats(IntLanes value) {
+  return __builtin_convertvector(value, FloatLanes);
+}
+
+// Small integers. Compilers take a general conversion apart, byte by byte.
+KVT_INLINE IntLanes load_unsigned(const uint8_t* source) {
 #if defined(__AVX512F__)
-  return (I32x16)_mm512_cvtepu8_epi32((__m128i)value);
+  return (IntLanes)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)source));
+#elif defined(__AVX2__)
+  return (IntLanes)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)source));
 #else
-  return __builtin_convertvector(value, I32x16);
+  IntLanes value{};
+  for (int i = 0; i < kLanes; ++i) value[i] = source[i];
+  return value;
 #endif
 }
 
-KVT_INLINE I32x16 widen(I8x16 value) {
-#if defined(__AVX512F__)
-  return (I32x16)_mm512_cvtepi8_epi32((__m128i)value);
-#else
-  return __builtin_convertvector(value, I32x16);
-#endif
+KVT_INLINE IntLanes load_signed(const uint8_t* source) {
+  return ((load_unsigned(source) ^ 0x80) - 0x80);
 }
-
-KVT_INLINE F32x16 to_floats(I32x16 value) { return __builtin_convertvector(value, F32x16); }
-KVT_INLINE F32x16 to_floats(U8x16 value) { return to_floats(widen(value)); }
-KVT_INLINE F32x16 to_floats(I8x16 value) { return to_floats(widen(value)); }
 
 KVT_INLINE float bits_to_float(uint32_t bits) { return load<float>(&bits); }
 KVT_INLINE uint32_t float_to_bits(float value) { return load<uint32_t>(&value); }
@@ -108,24 +100,15 @@ KVT_INLINE float from_f16(uint16_t half) {
   return bits_to_float(float_to_bits(value) | sign);
 }
 
-// Sixteen halves to floats.
-KVT_INLINE F32x16 from_f16(const void* source) {
+KVT_INLINE FloatLanes load_f16(const uint8_t* source) {
 #if defined(__AVX512F__)
-  return (F32x16)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)source));
+  return (FloatLanes)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)source));
 #elif defined(__F16C__)
-  F32x16 result;
-  for (int i = 0; i < 2; ++i) {
-    const __m256 part = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)source + i));
-    std::memcpy((float*)&result + 8 * i, &part, sizeof part);
-  }
-  return result;
+  return (FloatLanes)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)source));
 #else
-  const I32x16 half = __builtin_convertvector(load<U16x16>(source), I32x16);
-  const I32x16 magnitude = (half & 0x7fff) << 13;
-  const I32x16 special = ((half & 0x7fff) >= 0x7c00);  // all ones where infinite or NaN
-  const I32x16 value = (I32x16)((F32x16)magnitude * 0x1p112f);
-  return (F32x16)(((special & (magnitude | 0x7f800000)) | (~special & value)) |
-                  ((half & 0x8000) << 16));
+  FloatLanes value{};
+  for (int i = 0; i < kLanes; ++i) value[i] = from_f16(load<uint16_t>(source + 2 * i));
+  return value;
 #endif
 }
 
@@ -151,22 +134,16 @@ KVT_INLINE uint16_t to_bf16(float value) {
   return (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
 }
 
-// table[code] for bytes below 16.
-KVT_INLINE U8x64 look_up(const uint8_t* table, U8x64 codes) {
+// table[code] for codes below 16.
+KVT_INLINE ByteLanes look_up(const uint8_t* table, ByteLanes codes) {
 #if defined(__AVX512BW__)
   const __m512i wide = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i*)table));
-  return (U8x64)_mm512_shuffle_epi8(wide, (__m512i)codes);
+  return (ByteLanes)_mm512_shuffle_epi8(wide, (__m512i)codes);
 #elif defined(__AVX2__)
   const __m256i wide = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)table));
-  U8x64 result;
-  for (int i = 0; i < 64; i += 32) {
-    const __m256i part = _mm256_loadu_si256((const __m256i*)((const uint8_t*)&codes + i));
-    const __m256i values = _mm256_shuffle_epi8(wide, part);
-    std::memcpy((uint8_t*)&result + i, &values, sizeof values);
-  }
-  return result;
+  return (ByteLanes)_mm256_shuffle_epi8(wide, (__m256i)codes);
 #else
-  for (int i = 0; i < 64; ++i) codes[i] = table[codes[i]];
+  for (int i = 0; i < 4 * kLanes; ++i) codes[i] = table[codes[i]];
   return codes;
 #endif
 }

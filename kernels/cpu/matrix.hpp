@@ -6,10 +6,11 @@
 // instruction sets read one stream of memory.
 //
 // 1. Value = d * u + m with u an unsigned byte; types with a zero point z have m = -z * d.
-// 2. Activations are int8 with one float scale per group (amax / 127); for F16 and F32 matrices they
-//    stay float, for BF16 they are rounded to bfloat16 where the processor multiplies those.
-// 3. The products inside a group are summed exactly, as integers; groups are added in float32, in
-//    ascending order. So a row's result has the same bits whatever rows stand beside it.
+// 2. Activations are int8 with one float scale per group (amax / 127); for F16 and F32 matrices
+//    they stay float, for BF16 they are rounded to bfloat16 where the processor multiplies those.
+// 3. The products inside a group (or half a group, where a type has a scale for 16 inputs) are
+//    summed exactly, as integers; groups are added in float32, in ascending order. So a row's
+//    result has the same bits whatever rows stand beside it.
 #pragma once
 
 #include <cstddef>
@@ -85,17 +86,17 @@ void input_bind(Input& input, std::byte* memory, int64_t n, int64_t cols, uint32
 void input_prepare(const Input& input, const float* x, int64_t stride, int64_t first,
                    int64_t count);
 
-// out[i * stride + r] = (x W^T)[i][r] (+ bias[r]) (+ the old value, if accumulate) for all rows i of
-// the input. With a gate: out = act(x gate^T) * (x W^T), where gate has the matrix's rows and cols
-// (types may differ) and there is neither bias nor accumulate.
+// out[i * stride + r] = (x W^T)[i][r] (+ bias[r]) (+ the old value, if accumulate) for all rows i
+// of the input. With a gate: out = act(x gate^T) * (x W^T), where gate has the matrix's rows and
+// cols (types may differ) and there is neither bias nor accumulate.
 struct Product {
   const Matrix* matrix;
   const Matrix* gate;  // or null
   float* out;
-  int64_t stride;       // floats between rows of out
-  const float* bias;    // float32 [rows], or null
+  int64_t stride;      // floats between rows of out
+  const float* bias;   // float32 [rows], or null
   bool accumulate;
-  int32_t activation;   // Activation; with a gate only
+  int32_t activation;  // Activation; with a gate only
 };
 
 // A stage: all threads call it with the same arguments, and a barrier follows. The products share

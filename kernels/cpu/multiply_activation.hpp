@@ -3,7 +3,6 @@
 
 #include <cstring>
 
-#include "lanes.hpp"
 #include "matrix.hpp"
 #include "vector_math.hpp"
 
@@ -28,24 +27,26 @@ inline Floats activate(Floats x, int32_t activation) {
   return activation == kGeluTanh ? gelu_tanh(x) : x;
 }
 
+constexpr int kFloats = 16;  // in one value of the type Floats
+
 // Call change(place, count) for sixteen values at a time; the last count may be smaller.
 template <class Change>
 inline void for_lanes(int64_t count, Change change) {
-  for (int64_t i = 0; i < count; i += kLanes) {
-    change(i, static_cast<int>(count - i < kLanes ? count - i : kLanes));
+  for (int64_t i = 0; i < count; i += kFloats) {
+    change(i, static_cast<int>(count - i < kFloats ? count - i : kFloats));
   }
 }
 
 inline Floats load_some(const float* source, int count) {
-  if (count == kLanes) return Floats::load(source);
-  float values[kLanes] = {};
+  if (count == kFloats) return Floats::load(source);
+  float values[kFloats] = {};
   std::memcpy(values, source, static_cast<size_t>(count) * sizeof(float));
   return Floats::load(values);
 }
 
 inline void store_some(Floats value, float* target, int count) {
-  if (count == kLanes) return value.store(target);
-  float values[kLanes];
+  if (count == kFloats) return value.store(target);
+  float values[kFloats];
   value.store(values);
   std::memcpy(target, values, static_cast<size_t>(count) * sizeof(float));
 }

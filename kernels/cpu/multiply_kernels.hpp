@@ -4,7 +4,7 @@
 #if defined(__AVX512VNNI__)
 #include "multiply_avx512.hpp"
 #else
-#include "multiply_portable.hpp"
+#include "multiply_narrow.hpp"
 #endif
 
 namespace kvt {

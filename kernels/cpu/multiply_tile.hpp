@@ -34,13 +34,4 @@ struct Tile {
 
 using TileFunction = void (*)(const Tile&);
 
-// Whether inputs are multiplied as pairs of bfloat16.
-constexpr bool is_paired(int32_t type) {
-#if defined(__AVX512BF16__)
-  return type == kBF16;
-#else
-  return type < 0;
-#endif
-}
-
 }  // namespace kvt

@@ -1,8 +1,10 @@
-// Sixteen float lanes on every instruction set, and the functions that softmax and activations need.
+// Sixteen float lanes on every instruction set, and what softmax and activations need of them.
 //
 // Each library has one Floats type; lanes never mix except in the two reductions, whose order is
 // fixed, so a lane's bits do not depend on its neighbours.
 #pragma once
+
+#include "lanes.hpp"
 
 #if defined(__AVX512VNNI__)
 #include "vector_math_avx512.hpp"

@@ -8,35 +8,59 @@ namespace kvt {
 
 typedef float Quad __attribute__((vector_size(16)));
 typedef int32_t QuadInt __attribute__((vector_size(16)));
+typedef uint16_t Shorts __attribute__((vector_size(16)));
+typedef uint8_t Bytes __attribute__((vector_size(16)));
 
-inline float float_of_bits(uint32_t bits) {
-  float value;
-  std::memcpy(&value, &bits, 4);
-  return value;
+#if defined(__clang__)
+#define KVT_SHUFFLE(Index, a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define KVT_SHUFFLE(Index, a, b, ...) __builtin_shuffle(a, b, Index{__VA_ARGS__})
+#endif
+
+// Reinterpretation, and four numbers from memory converted to another type.
+template <class To, class From>
+inline To bits_as(const From& from) {
+  static_assert(sizeof(To) == sizeof(From), "only names change");
+  To to;
+  std::memcpy(&to, &from, sizeof to);
+  return to;
 }
-inline uint32_t bits_of_float(float value) {
-  uint32_t bits;
-  std::memcpy(&bits, &value, 4);
-  return bits;
+// Eight unsigned numbers of 16 bits as 32, the first or the second four.
+inline QuadInt widen(Shorts x, bool second) {
+  const Shorts zero = {};
+  return bits_as<QuadInt>(second ? KVT_SHUFFLE(Shorts, x, zero, 4, 12, 5, 13, 6, 14, 7, 15)
+                                 : KVT_SHUFFLE(Shorts, x, zero, 0, 8, 1, 9, 2, 10, 3, 11));
+}
+// Four of sixteen unsigned bytes as 32 bits.
+inline QuadInt widen(Bytes x, int quad) {
+  const Bytes zero = {};
+  const Bytes half =
+      quad < 2 ? KVT_SHUFFLE(Bytes, x, zero, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23)
+               : KVT_SHUFFLE(Bytes, x, zero, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30,
+                             15, 31);
+  return widen(bits_as<Shorts>(half), quad % 2 != 0);
 }
 
-// f16 to f32 and back (to nearest, ties to even), with infinities, NaN and subnormal numbers.
-inline float half_to_float(uint16_t half) {
-  const uint32_t magnitude = static_cast<uint32_t>(half & 0x7fff) << 13;
-  const uint32_t sign = static_cast<uint32_t>(half & 0x8000) << 16;
-  const uint32_t scaled = bits_of_float(float_of_bits(magnitude) * float_of_bits(0x77800000));  // 2^112
-  const uint32_t special = magnitude | 0x7f800000;
-  return float_of_bits(sign | ((half & 0x7c00) == 0x7c00 ? special : scaled));
+// f16 to f32, with infinities, NaN and subnormal numbers.
+inline Quad halves_to_floats(QuadInt halves) {
+  const Quad far = {0x1p112f, 0x1p112f, 0x1p112f, 0x1p112f};  // from f16's exponents to f32's
+  const QuadInt magnitude = (halves & 0x7fff) << 13, sign = (halves & 0x8000) << 16;
+  const QuadInt scaled = bits_as<QuadInt>(bits_as<Quad>(magnitude) * far);
+  const QuadInt is_special = (halves & 0x7c00) == 0x7c00;
+  const QuadInt special = magnitude | 0x7f800000;
+  return bits_as<Quad>(sign | (is_special & special) | (~is_special & scaled));
 }
+
+// f32 to f16, to nearest, ties to even.
 inline uint16_t float_to_half(float value) {
-  const uint32_t bits = bits_of_float(value), magnitude = bits & 0x7fffffff;
+  const auto bits = bits_as<uint32_t>(value), magnitude = bits & 0x7fffffff;
   uint32_t half;
   if (magnitude > 0x7f800000) {
     half = 0x7e00 | ((magnitude >> 13) & 0x3ff);
   } else if (magnitude >= 0x477ff000) {  // rounds to 65536 or more
     half = 0x7c00;
   } else if (magnitude < 0x38800000) {  // subnormal: adding 0.5 leaves units of 2^-24
-    half = bits_of_float(float_of_bits(magnitude) + 0.5f) - 0x3f000000;
+    half = bits_as<uint32_t>(bits_as<float>(magnitude) + 0.5f) - 0x3f000000;
   } else {
     half = (magnitude - 0x38000000 + 0xfff + ((magnitude >> 13) & 1)) >> 13;
   }
@@ -61,22 +85,27 @@ struct Floats {
     return result;
   }
   static Floats load_half(const uint16_t* source) {
-    float lanes[16];
-    for (int i = 0; i < 16; ++i) lanes[i] = half_to_float(source[i]);
-    return load(lanes);
+    Shorts halves[2];
+    std::memcpy(halves, source, sizeof halves);
+    return {{halves_to_floats(widen(halves[0], false)), halves_to_floats(widen(halves[0], true)),
+             halves_to_floats(widen(halves[1], false)), halves_to_floats(widen(halves[1], true))}};
+  }
+  static Floats of_bytes(Bytes bytes, int32_t less) {
+    const auto quad = [&](int i) { return __builtin_convertvector(widen(bytes, i) - less, Quad); };
+    return {{quad(0), quad(1), quad(2), quad(3)}};
   }
   static Floats load_int8(const int8_t* source) {
-    float lanes[16];
-    for (int i = 0; i < 16; ++i) lanes[i] = static_cast<float>(source[i]);
-    return load(lanes);
+    Bytes bytes;
+    std::memcpy(&bytes, source, sizeof bytes);
+    return of_bytes(bytes ^ 0x80, 128);
   }
   static Floats load_nibbles(const uint8_t* source) {  // 8 bytes, low bits first, less 8
-    float lanes[16];
-    for (int i = 0; i < 8; ++i) {
-      lanes[2 * i] = static_cast<float>((source[i] & 15) - 8);
-      lanes[2 * i + 1] = static_cast<float>((source[i] >> 4) - 8);
-    }
-    return load(lanes);
+    Bytes bytes = {};
+    std::memcpy(&bytes, source, 8);
+    const Bytes low = bytes & 15, high = bytes >> 4;
+    return of_bytes(KVT_SHUFFLE(Bytes, low, high, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22,
+                                7, 23),
+                    8);
   }
   void store(float* target) const { std::memcpy(target, quads, sizeof quads); }
   void store_half(uint16_t* target) const {
@@ -141,20 +170,20 @@ inline Floats select(uint16_t bits, const Floats& a, const Floats& b) {
 
 // a0 b0 a1 b1 ... in two parts, and back.
 inline void zip(const Floats& a, const Floats& b, Floats& first, Floats& second) {
-  float lanes[2][16], mixed[32];
-  a.store(lanes[0]);
-  b.store(lanes[1]);
-  for (int i = 0; i < 32; ++i) mixed[i] = lanes[i % 2][i / 2];
-  first = Floats::load(mixed);
-  second = Floats::load(mixed + 16);
+  const Floats x = a, y = b;
+  for (int i = 0; i < 4; ++i) {
+    Floats& part = i < 2 ? first : second;
+    part.quads[2 * i % 4] = KVT_SHUFFLE(QuadInt, x.quads[i], y.quads[i], 0, 4, 1, 5);
+    part.quads[2 * i % 4 + 1] = KVT_SHUFFLE(QuadInt, x.quads[i], y.quads[i], 2, 6, 3, 7);
+  }
 }
 inline void unzip(const Floats& first, const Floats& second, Floats& a, Floats& b) {
-  float lanes[2][16], mixed[32];
-  first.store(mixed);
-  second.store(mixed + 16);
-  for (int i = 0; i < 32; ++i) lanes[i % 2][i / 2] = mixed[i];
-  a = Floats::load(lanes[0]);
-  b = Floats::load(lanes[1]);
+  const Floats parts[2] = {first, second};
+  for (int i = 0; i < 4; ++i) {
+    const Quad *const pair = parts[i / 2].quads + 2 * (i % 2);
+    a.quads[i] = KVT_SHUFFLE(QuadInt, pair[0], pair[1], 0, 2, 4, 6);
+    b.quads[i] = KVT_SHUFFLE(QuadInt, pair[0], pair[1], 1, 3, 5, 7);
+  }
 }
 
 inline float largest(const Floats& a) {

@@ -55,7 +55,7 @@ class Copy:
     target_tier: Tier = Tier.DEVICE
 
 
-@frozen
+@message
 class Batch:
     """What one step computes. Chunks of decode (one token) and prefill (many) mix freely."""
 
@@ -82,7 +82,7 @@ class Sampled:
     """(token id, log-probability), best first."""
 
 
-@frozen
+@message
 class StepResult:
     """Answer to a ``Batch``: one entry per chunk, None where nothing was sampled."""
 

@@ -1,13 +1,14 @@
 """How long a step takes, learned from the steps that were run.
 
 Seconds are a non-negative sum over what a step does: a constant, tokens of prefill, what they
-attend to, decoding rows, what those attend to, distinct adapters. Two rules keep the fit sane:
+attend to, decoding rows, what those attend to, distinct adapters. Three rules keep the fit sane:
 
 1. Old steps fade; where nothing new is learned the fit rests on what it was over the long run,
    and before that on the prior, made as fast as the machine has shown itself. A feature that is
    constant, or absent, for hours keeps its weight: nothing winds up, and nothing that was learned
    is forgotten for want of practice.
-2. Predictions are scaled by a quantile of what measured over predicted lately was, and never by
+2. Steps of one crowd that decodes are much alike: the fit takes some of them, and the margin all.
+3. Predictions are scaled by a quantile of what measured over predicted lately was, and never by
    less than 1: a bound is kept by being pessimistic about noise, not about the mean.
 
 The prior is a slow machine, so the first steps are small ones, and the fit grows from there.
@@ -19,9 +20,10 @@ from collections import deque
 from collections.abc import Iterable, Set
 from operator import mul, truediv
 
-from attrs import define, evolve, field, frozen
+from attrs import define, evolve, field
 
 from kvtrio.core.batch import Batch, Chunk
+from kvtrio.core.messages import message
 
 FADE = 0.98
 """Weight of a step against the next one: about the last 50 count."""
@@ -36,6 +38,10 @@ SWEEPS = 8
 TYPICAL_S = 0.05
 """A step that counts once in the fit; shorter ones count more, longer ones less."""
 MOST_SHARE = 10.0
+NUM_FIRST = 50
+"""So many steps in a row that decode for as many rows are all taken into the fit."""
+ALIKE = 7
+"""And then one in so many."""
 NUM_RESIDUALS = 128
 QUANTILE = 0.9
 ALARMING = 1.5
@@ -44,7 +50,7 @@ CALM = 0.8
 """How an alarm fades with each step."""
 
 
-@frozen(kw_only=True)
+@message(kw_only=True)
 class Load:
     """What a step does."""
 
@@ -157,6 +163,12 @@ class CostModel:
     """Seconds here for one of the prior's, lately."""
     _recent: deque[float] = field(init=False, factory=deque)
     _sorted: list[float] = field(init=False, factory=list)
+    _expected: tuple[Load, float] | None = field(init=False, default=None)
+    """What was foretold last: the same load is asked about when planned and when measured."""
+    _rows: tuple[int, int] = field(init=False, default=(0, 0))
+    """Decoding rows and adapters of the last step."""
+    _num_alike: int = field(init=False, default=0)
+    """Steps before it that had as many."""
     _alarm: float = field(init=False, default=1.0)
     """Measured over predicted of the worst step lately, calming down step by step."""
 
@@ -170,8 +182,7 @@ class CostModel:
 
     def observe(self, load: Load, seconds: float) -> None:
         """A step of ``load`` took ``seconds``."""
-        x = _scaled(load)
-        mean = _dot(self.weights, x)
+        mean = self.expect(load)
         if not 0.0 < seconds < math.inf:
             return  # a clock that was set, say: nothing to learn
         ratio = seconds / mean if self.num_observed and mean > 0.0 else 1.0
@@ -182,11 +193,23 @@ class CostModel:
         self.most_rows = max(self.most_rows, load.num_decode_rows)
         among_rows = min(load.num_adapters, load.num_decode_rows)
         self.most_adapters = max(self.most_adapters, among_rows)
+        if self._is_instructive(load):
+            self._learn(_scaled(load), seconds, ratio > ALARMING)
+
+    def _is_instructive(self, load: Load) -> bool:
+        """Whether the fit takes the step in: of many that are alike it takes some."""
+        rows = load.num_decode_rows, load.num_adapters
+        self._num_alike = self._num_alike + 1 if rows == self._rows else 0
+        self._rows = rows
+        num_alike = self._num_alike
+        return load.num_prefill_tokens > 0 or num_alike < NUM_FIRST or num_alike % ALIKE == 0
+
+    def _learn(self, x: list[float], seconds: float, is_news: bool) -> None:
         # Errors count relative to the step: a short one is to be predicted as well as a long one.
         # One that took much longer than thought proves the fit wrong: it counts in full.
         self._compare(x, seconds)
         share = TYPICAL_S / max(seconds, TYPICAL_S / MOST_SHARE)
-        if ratio > ALARMING:
+        if is_news:
             share = max(share, 1.0)
         x, seconds = [share * v for v in x], share * seconds
         for i, (row, moment) in enumerate(zip(self._gram, self._moment, strict=True)):
@@ -203,7 +226,7 @@ class CostModel:
 
     def _fit(self) -> None:
         """Non-negative least squares with an anchor, by coordinate descent."""
-        weights = self.weights
+        weights, self._expected = self.weights, None
         for _ in range(SWEEPS):
             for i, row in enumerate(self._gram):
                 others = _dot(row, weights) - row[i] * weights[i]
@@ -236,7 +259,9 @@ class CostModel:
 
     def expect(self, load: Load) -> float:
         """Seconds that such steps take on average: for sums over many of them."""
-        return _dot(self.weights, _scaled(load))
+        if self._expected is None or self._expected[0] is not load:
+            self._expected = load, _dot(self.weights, _scaled(load))
+        return self._expected[1]
 
     def most_tokens(self, load: Load, start: int, most: int, seconds: float) -> int:
         """The most prefill tokens from ``start`` on that fit into ``seconds`` beside ``load``."""

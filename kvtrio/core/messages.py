@@ -1,4 +1,4 @@
-"""Messages of which a step has one per request.
+"""Messages that are made anew in every step, above all those of which it has one per request.
 
 To the type checker they are as frozen as all others. At run time nothing guards their fields:
 attrs guards them by setting each one the long way round, and with hundreds of rows that was a

@@ -23,14 +23,16 @@ from kvtrio.core.views import view_of
 
 def plan_step(state: State, now: float) -> Batch | None:
     """Decide the next step and hold its blocks; None if there is nothing to compute."""
-    streams = state.streams
-    plan = state.policy.plan(view_of(state, now))
+    streams, view = state.streams, view_of(state, now)
+    plan = state.policy.plan(view)
     checked(plan, state.requests, state.running, streams.rows)
     for victim in plan.victims:
         state.preempt(state.requests[victim], now)
     state.tables.computing.clear()
-    group = streams.summary() if plan.all_streams else Streams()
-    rows = _rows(state, streams.rows.values(), now) if plan.all_streams else []
+    group, rows = Streams(), list[Chunk]()
+    if plan.all_streams:
+        group = streams.summary() if plan.victims else view.streams
+        rows = _rows(state, streams.rows.values(), now)
     others: list[Chunk] = []
     budget = state.config.max_batch_tokens - len(rows)
     for share in plan.shares:
@@ -39,8 +41,9 @@ def plan_step(state: State, now: float) -> Batch | None:
             budget -= len(chunk.token_ids)
     if not rows and not others:
         return None
-    state.load = load_with(others, group.load(), group.adapters)
-    is_streaming = bool(rows) or any(len(c.token_ids) == 1 and c.sample for c in others)
+    load = group.load()
+    state.load = load_with(others, load, group.adapters) if others else load
+    is_streaming = bool(rows) or any(chunk.request_id in streams.rows for chunk in others)
     return _launched(state, (*rows, *others), is_streaming, now)
 
 

@@ -7,6 +7,7 @@ from typing import Protocol
 from attrs import field, frozen
 
 from kvtrio.core.cost import CostModel, Load
+from kvtrio.core.messages import message
 from kvtrio.core.types import RequestId
 
 
@@ -41,7 +42,7 @@ class RequestView:
         return self.num_tokens > self.num_prompt_tokens and self.num_missing == 1
 
 
-@frozen(kw_only=True)
+@message(kw_only=True)
 class Streams:
     """The requests that decode, taken together: hundreds of rows are alike to most policies."""
 
@@ -62,7 +63,7 @@ class Streams:
         )
 
 
-@frozen(kw_only=True)
+@message(kw_only=True)
 class View:
     """Read-only, for one decision. Requests are in arrival order, preempted ones first.
 
@@ -123,7 +124,7 @@ class Share:
     num_tokens: int
 
 
-@frozen
+@message
 class Plan:
     """Victims first lose their places, then those that decode get their tokens, then shares are
     applied in order."""

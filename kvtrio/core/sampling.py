@@ -8,7 +8,7 @@ MASK = (1 << 64) - 1
 UNIT = 2.0**-53
 
 
-@frozen(kw_only=True)
+@frozen(kw_only=True, cache_hash=True)
 class SamplingParams:
     """One request's sampling settings; ranges are checked at the HTTP edge.
 

@@ -14,13 +14,12 @@ def view_of(state: State, now: float) -> View:
     """The state as it is; good until the state changes, since parts are made when looked at."""
     config, waiting = state.config, state.waiting
     free = frozenset(state.places.free)
-    taken = waiting.claimed - free
     return View(
         now=now,
         streams=state.streams.summary(),
         reading=_views(_reading(state)),
         free_places=free,
-        blocked=_views(waiting.pinned_heads(taken)),
+        blocked=_views(waiting.pinned_heads(waiting.claimed - free)) if waiting.pinned else (),
         max_batch_tokens=config.max_batch_tokens,
         block_size=config.block_size,
         max_gap_s=config.max_gap_s,
@@ -58,6 +57,8 @@ def _reading(state: State) -> list[Request]:
 
 def _waiting(state: State, free: frozenset[int]) -> tuple[RequestView, ...]:
     """What the cache has of them matters only where one can start."""
+    if not state.waiting:
+        return ()
     waiting = state.waiting.shown() + state.waiting.pinned_heads(free)
     if not free:
         return _views(waiting)

@@ -36,6 +36,7 @@ from kvtrio.engine.handle import EngineStopped, Handle, Refused
 from kvtrio.engine.live import Live, record_of
 from kvtrio.engine.records import CostRecord, Observer, RequestRecord, StepRecord, breach_of
 
+NO_MOVES = TierMoves()
 COST_EVERY = 1000
 """Steps between two reports of what they cost."""
 
@@ -200,7 +201,8 @@ class Hub:
     # --- under the lock ---
 
     def _plan(self) -> Batch | None:
-        self._take_in(Tick())
+        if self._core.waiting:
+            self._take_in(Tick())  # who runs is late for nothing
         batch = self._core.schedule(self._clock())
         self._check(self._core)
         self._launched_s = self._clock()
@@ -240,7 +242,7 @@ class Hub:
                 records.append(record_of(output, live))
         for record in records:
             self._observer.request(record)
-        if news.moves != TierMoves():
+        if news.moves != NO_MOVES:
             self._observer.moved(news.moves)
         if news.stepped is not None:
             self._report_step(news.stepped, num_decode_rows)

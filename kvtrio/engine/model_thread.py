@@ -8,7 +8,6 @@ when the next one is decided, and read while that one runs.
 import socket
 import threading
 from collections.abc import Callable
-from contextlib import suppress
 from queue import SimpleQueue
 from typing import TypeVar, TypeVarTuple
 
@@ -29,6 +28,8 @@ class _Bell:
 
     _here: socket.socket = field(init=False)
     _there: socket.socket = field(init=False)
+    _is_rung: bool = field(init=False, default=False)
+    """And not heard yet: whoever hears it looks at all that there is by then."""
 
     def __attrs_post_init__(self) -> None:
         self._here, self._there = socket.socketpair()
@@ -36,13 +37,15 @@ class _Bell:
         self._there.setblocking(False)
 
     def ring(self) -> None:
-        with suppress(BlockingIOError):  # rung so often already, and not heard yet
+        if not self._is_rung:
+            self._is_rung = True
             self._there.send(b"\0")
 
     async def heard(self) -> None:
         """Wait for the next ring; several at once are one."""
         await trio.lowlevel.wait_readable(self._here)
         self._here.recv(4096)
+        self._is_rung = False
 
     def close(self) -> None:
         self._here.close()

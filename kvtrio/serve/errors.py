@@ -134,13 +134,18 @@ METHOD_NOT_ALLOWED = ErrorSpec(
 BODY_TIMEOUT = ErrorSpec("body_timeout", 408, INVALID, "the body took too long to arrive")
 BODY_TOO_LARGE = ErrorSpec("body_too_large", 413, INVALID, "the body is too large")
 QUEUE_FULL = ErrorSpec(
-    "queue_full", 429, "rate_limit_error", "the queue is full ({limit} waiting)", 1
+    "queue_full",
+    429,
+    "rate_limit_error",
+    "the queue, or the part of it that one user may fill, is full ({limit} may wait in all)",
+    1,
 )
 QUEUE_TOKENS = ErrorSpec(
     "queue_tokens",
     429,
     "rate_limit_error",
-    "the queue is full (its prompts may have {limit} tokens together)",
+    "the queue, or the part of it that one user may fill, is full"
+    " (its prompts may have {limit} tokens together)",
     1,
 )
 INTERNAL = ErrorSpec(

@@ -33,7 +33,7 @@ def candidates(logits: np.ndarray, rows: list[SampleRow]) -> Candidates:
 
 
 def sampled(logits: np.ndarray, rows: list[SampleRow]) -> tuple[Sampled, ...]:
-    return sample_rows(plan_rows(rows, logits.shape[1]), candidates(logits, rows))
+    return sample_rows(rows, plan_rows(rows, logits.shape[1]), candidates(logits, rows))
 
 
 def chosen(logits: list[float], one: SampleRow) -> int:
@@ -41,7 +41,8 @@ def chosen(logits: list[float], one: SampleRow) -> int:
 
 
 def random_row(rng: Random) -> SampleRow:
-    bias = [(rng.randrange(VOCAB), rng.choice([3.0, -4.0, -np.inf])) for _ in range(3)]
+    biases = rng.choice([[3.0, -4.0, -np.inf], [-np.inf]])
+    bias = [(rng.randrange(VOCAB), rng.choice(biases)) for _ in range(3)]
     return row(
         rng.random(),
         tuple(rng.randrange(VOCAB) for _ in range(rng.randrange(40))),
@@ -126,7 +127,7 @@ def test_all_tokens_are_ranked_only_where_the_best_do_not_decide():
         is_decided = width == 3.0
         found = candidates(logits, [one])
         found.logits[:] = 0.0
-        assert (sample_rows([plan], found) == (expected,)) == is_decided
+        assert (sample_rows([one], [plan], found) == (expected,)) == is_decided
 
 
 def test_edits_can_bring_a_token_up_and_drop_all_the_best():
@@ -136,6 +137,8 @@ def test_edits_can_bring_a_token_up_and_drop_all_the_best():
     assert chosen(logits, row(temperature=0.0, logit_bias=banned)) == 50
     assert chosen(logits, row(temperature=0.0, logit_bias=(*banned, (599, 1e4)))) == 599
     assert chosen(logits, row(0.999999, top_k=2, top_p=1.0, min_p=0.0, logit_bias=banned)) == 51
+    twice = (*banned, banned[0])
+    assert chosen(logits, row(temperature=0.0, logit_bias=twice)) == 50
 
 
 def test_a_row_whose_every_token_is_banned_ignores_its_bias():

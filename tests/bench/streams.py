@@ -22,7 +22,6 @@ from harness.real_http import running
 from harness.serving import serving
 from harness.virtual import SimSettings
 from kvtrio.core.batch import Batch
-from kvtrio.core.budget import Budget
 from kvtrio.core.policy import Plan, Share, View
 
 NUM_TOKENS, STEP_S, NUM_GROUPS = 60, 0.01, 10
@@ -36,12 +35,11 @@ class Staggered:
 
     def plan(self, view: View) -> Plan:
         self.turn += 1
-        budget = Budget(view)
         mine = self.turn % NUM_GROUPS
         decoding = [r for r in view.decoding if r.request_id % NUM_GROUPS == mine]
-        for request in (*view.reading, *view.waiting):
-            budget.prefill(request)
-        return Plan([*(Share(r.request_id, 1) for r in decoding), *budget.shares])
+        # Not by a budget, which takes it that all who decode do in each step, and lets few start.
+        reading = (*view.reading, *view.waiting[: view.num_free_places])
+        return Plan([Share(r.request_id, r.num_missing) for r in (*decoding, *reading)])
 
 
 @define

@@ -6,13 +6,15 @@ import subprocess
 import sys
 from enum import Enum
 
+import attrs
 import pytest
 
 from harness.process import ServerProcess
 from harness.source_tree import ROOT
 from kvtrio.cli import main
 from kvtrio.core.explain import MissReason, TurnClass
-from kvtrio.obs.events import CATALOGUE
+from kvtrio.core.types import GapCause
+from kvtrio.obs.events import CATALOGUE, RequestDone
 from kvtrio.obs.schema import name_of
 
 README_URL = "http://127.0.0.1:8080"
@@ -88,8 +90,17 @@ def test_every_event_is_in_the_readme() -> None:
     assert [name for name in map(name_of, CATALOGUE) if f"`{name}`" not in text] == []
 
 
-@pytest.mark.parametrize("words", [MissReason, TurnClass], ids=["reason", "turn"])
-def test_every_word_about_reuse_is_in_the_readme(words: type[Enum]) -> None:
+def test_the_example_of_a_log_line_has_every_field() -> None:
+    """As ``request.done`` is today, in its order."""
+    (example,) = (json.loads(block) for block in blocks("json") if '"request.done"' in block)
+    names = [attribute.name for attribute in attrs.fields(RequestDone)]
+    assert list(example)[-len(names) :] == names
+
+
+@pytest.mark.parametrize(
+    "words", [MissReason, TurnClass, GapCause], ids=["reason", "turn", "cause"]
+)
+def test_every_word_about_reuse_and_pauses_is_in_the_readme(words: type[Enum]) -> None:
     """Answers and log lines use no other."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert [each.value for each in words if f"`{each.value}`" not in text] == []

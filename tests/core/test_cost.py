@@ -69,6 +69,15 @@ def test_constant_load_winds_nothing_up():
     assert truth(big) * 0.2 < model.predict(big) < 3 * slowest
 
 
+def test_a_machine_that_changes_under_constant_load_is_followed():
+    """The fit takes few of many equal steps, and enough of them to see that they got slower."""
+    model, row = CostModel(), Load().plus_row(500)
+    for factor in (1.0, 1.3, 0.8):
+        for _ in range(1000):
+            model.observe(row, factor * truth(row))
+        assert model.expect(row) == pytest.approx(factor * truth(row), rel=0.05)
+
+
 def test_what_was_learned_is_not_forgotten_for_want_of_practice():
     """After thousands of steps of decoding alone, a prompt's cost is still known."""
     rng, model = random.Random(5), CostModel()

@@ -222,6 +222,23 @@ def test_places_show_what_they_last_held():
     assert second.request_id is None
 
 
+def test_a_step_is_bound_by_the_gap_only_where_somebody_streams():
+    """The one token that is left of a known prompt is no stream; the next one's row is."""
+    core = make_core()
+    core.handle(submit(1, max_new_tokens=1), 0.0)
+    run(core)
+    core.handle(submit(2, 5, token_ids=(*range(100, 104), 1), max_new_tokens=2), 0.0)
+    core.handle(submit(3, 9, max_new_tokens=2), 0.0)
+    limits_s, num_tokens = [], []
+    while core.has_work:
+        batch = core.schedule(0.0)
+        limits_s.append(batch.limit_s)
+        num_tokens.append([len(chunk.token_ids) for chunk in batch.chunks])
+        core.update(batch, answer(batch), 0.0)
+    assert num_tokens == [[1, 9], [1, 1]]
+    assert limits_s == [core.config.max_step_s, core.config.max_gap_s]
+
+
 class Broken:
     """A policy that answers what it is told."""
 
