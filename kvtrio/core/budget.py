@@ -14,7 +14,11 @@ from kvtrio.core.types import RequestId
 @define(eq=False)
 class Budget:
     """Throw-away. Everybody who decodes has a token from the start, and no bound is asked: streams
-    go on. ``plan`` is what was decided so far."""
+    go on. ``plan`` is what was decided so far.
+
+    A plug-in that lets only some of those rows decode in a step is to count what runs itself: who
+    may start goes by the rows of the fullest step that was measured, and such steps have fewer.
+    """
 
     view: View
     takers: Mapping[RequestId, RequestView] = field(factory=dict)
@@ -43,8 +47,7 @@ class Budget:
 
     @property
     def plan(self) -> Plan:
-        victims = tuple(victim.request_id for victim in self.takers.values())
-        return Plan(self.shares, victims, all_streams=True)
+        return Plan(self.shares, all_streams=True)
 
     def prefill(self, request: RequestView) -> int:
         """As much of the request as fits into the time that is left; returns how much. Up to the
@@ -86,11 +89,13 @@ class Budget:
     def _add(self, request: RequestView, num_tokens: int) -> None:
         self.load = self._with(request).plus_chunk(request.num_computed_tokens, num_tokens)
         self._adapters.add(request.adapters)
-        if not request.is_running and request.request_id not in self.takers:
+        victim = self.takers.get(request.request_id)
+        if not request.is_running and victim is None:
             self.num_places_left -= 1
             self._starts.note(request)
         self.num_tokens_left -= num_tokens
-        self.shares.append(Share(request.request_id, num_tokens))
+        taken = victim.request_id if victim else None
+        self.shares.append(Share(request.request_id, num_tokens, taken))
 
     def _least(self, request: RequestView) -> int:
         to_end = self.view.block_size - request.num_computed_tokens % self.view.block_size

@@ -5,6 +5,7 @@
 3. A request whose next block another one of this step computes waits for it: equal prompts that
    arrive together are computed once.
 4. A row that goes on decoding has nothing to find and nobody to wait for.
+5. A victim is preempted when its taker starts, and goes on if that one is left out.
 """
 
 from collections.abc import Iterable
@@ -14,10 +15,10 @@ from kvtrio.core.cost import load_with
 from kvtrio.core.events import Cached
 from kvtrio.core.explain import CacheReport, Prompt, count_host_tokens, explain
 from kvtrio.core.index import Match
-from kvtrio.core.policy import Share, Streams, checked
+from kvtrio.core.policy import Plan, Share, Streams, checked
 from kvtrio.core.request import Request
 from kvtrio.core.state import State
-from kvtrio.core.types import RequestState
+from kvtrio.core.types import RequestId, RequestState
 from kvtrio.core.views import view_of
 
 
@@ -26,25 +27,36 @@ def plan_step(state: State, now: float) -> Batch | None:
     streams, view = state.streams, view_of(state, now)
     plan = state.policy.plan(view)
     checked(plan, state.requests, state.running, streams.rows)
-    for victim in plan.victims:
-        state.preempt(state.requests[victim], now)
+    victims = plan.victims
     state.tables.computing.clear()
     group, rows = Streams(), list[Chunk]()
-    if plan.all_streams:
-        group = streams.summary() if plan.victims else view.streams
-        rows = _rows(state, streams.rows.values(), now)
-    others: list[Chunk] = []
-    budget = state.config.max_batch_tokens - len(rows)
-    for share in plan.shares:
-        if chunk := _apply(state, share, budget, now):
-            others.append(chunk)
-            budget -= len(chunk.token_ids)
+    if plan.all_streams and not victims:
+        group, rows = view.streams, _rows(state, streams.rows.values(), now)
+    elif plan.all_streams:
+        sure = [row for request_id, row in streams.rows.items() if request_id not in victims]
+        rows = _rows(state, sure, now)
+    others = _others(state, plan, now)
+    if plan.all_streams and victims:
+        group = streams.summary()
+        rows += _rows(state, [streams.rows[v] for v in victims if v in streams.rows], now)
     if not rows and not others:
         return None
     load = group.load()
     state.load = load_with(others, load, group.adapters) if others else load
     is_streaming = bool(rows) or any(chunk.request_id in streams.rows for chunk in others)
     return _launched(state, (*rows, *others), is_streaming, now)
+
+
+def _others(state: State, plan: Plan, now: float) -> list[Chunk]:
+    """What shares name, as far as it fits beside those who all decode."""
+    chunks, num_left, rows = list[Chunk](), state.config.max_batch_tokens, state.streams.rows
+    for share in plan.shares:
+        # A victim's own token is kept for it until its taker starts.
+        num_rows = len(rows) - (share.victim in rows) if plan.all_streams else 0
+        if chunk := _apply(state, share, num_left - num_rows, now):
+            chunks.append(chunk)
+            num_left -= len(chunk.token_ids)
+    return chunks
 
 
 def _launched(state: State, chunks: tuple[Chunk, ...], is_streaming: bool, now: float) -> Batch:
@@ -80,7 +92,7 @@ def _apply(state: State, share: Share, budget: int, now: float) -> Chunk | None:
         return None
     if share.request_id in state.streams.rows:
         return _rows(state, [request], now)[0]
-    if not _make_ready(state, request, now):
+    if not _make_ready(state, request, share.victim, now):
         return None
     start = request.num_computed_tokens
     end = start + min(share.num_tokens, budget, request.num_missing_tokens)
@@ -93,13 +105,19 @@ def _apply(state: State, share: Share, budget: int, now: float) -> Chunk | None:
     return _chunk(request, end)
 
 
-def _make_ready(state: State, request: Request, now: float) -> bool:
+def _make_ready(state: State, request: Request, victim: RequestId | None, now: float) -> bool:
     """Let the request run with all that is cached for it; False if it is to wait."""
     match = state.tables.match(request)
     done = request.num_computed_tokens
     if state.tables.is_being_computed(request, match.num_same if match else done):
         return False
     is_new = request.state is RequestState.WAITING
+    if victim is not None:
+        holder = state.requests[victim]
+        if request.submit.place not in (None, holder.place):
+            return False
+        state.preempt(holder, now)
+        match = state.tables.match(request)  # what the victim left may replace a part of it
     if is_new and not state.start(request, now):
         return False
     if is_new and not request.num_preemptions:

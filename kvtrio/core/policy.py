@@ -122,20 +122,24 @@ class Share:
 
     request_id: RequestId
     num_tokens: int
+    victim: RequestId | None = None
+    """A running request that goes back to the queue, and gives its place to this waiting one if it
+    starts in this step; else it goes on. What it computed stays cached as long as it may."""
 
 
 @message
 class Plan:
-    """Victims first lose their places, then those that decode get their tokens, then shares are
-    applied in order."""
+    """Those that decode get their tokens, shares are applied in order."""
 
     shares: list[Share]
-    victims: tuple[RequestId, ...] = ()
-    """Running requests that go back to the queue; what they computed stays cached as long as it
-    may."""
     all_streams: bool = False
     """Everybody who decodes gets a token; ``shares`` name none of them. Else only those do that
     ``shares`` name."""
+
+    @property
+    def victims(self) -> tuple[RequestId, ...]:
+        """Of all shares."""
+        return tuple(share.victim for share in self.shares if share.victim is not None)
 
 
 class Policy(Protocol):
@@ -169,6 +173,8 @@ def checked(
     for share in plan.shares:
         if share.request_id not in known or share.request_id in seen or share.num_tokens < 1:
             raise PolicyError("a share must name a live request once and at least one token")
+        if share.victim is not None and share.request_id in running:
+            raise PolicyError("who runs has a place already")
         if plan.all_streams and share.request_id in decoding:
             raise PolicyError("who decodes has a share already")
         seen.add(share.request_id)

@@ -7,7 +7,8 @@
 3. Only tenants with requests here are counted, so there are never more counters than requests.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 
 from attrs import define, field
 
@@ -19,9 +20,14 @@ class Service:
     """come / go / charge_input / charge_output, per tenant."""
 
     counters: dict[bytes, float] = field(init=False, factory=dict)
+    shown: Mapping[bytes, float] = field(init=False)
+    """The same for plug-ins: read-only."""
     _num_requests: dict[bytes, int] = field(init=False, factory=dict)
     _departed: dict[bytes, float] = field(init=False, factory=dict)
     """Counters of tenants that left and are still ahead of somebody present."""
+
+    def __attrs_post_init__(self) -> None:
+        self.shown = MappingProxyType(self.counters)
 
     def come(self, tenant: bytes, waiting: Iterable[bytes]) -> None:
         """A request of the tenant was admitted, while those ``waiting`` have some in the queue."""

@@ -27,7 +27,7 @@ def view_of(state: State, now: float) -> View:
         highest_waiting=waiting.highest_priority,
         last_start_s=state.last_start_s,
         cost=state.cost,
-        service=state.service.counters,
+        service=state.service.shown,
         decoding=lambda: _views(state.streams.rows.values()),
         waiting=lambda: _waiting(state, free),
     )

@@ -8,9 +8,12 @@ from kvtrio.core.batch import Batch, StepResult
 class Course(Protocol):
     """Decides what is computed, step by step; ``Hub`` is one."""
 
-    def follow(self, batch: Batch, result: StepResult, is_last: bool) -> Batch | None:
-        """Book ``batch`` and return the next one, if there is one; none if this is the last.
-        Called in any thread."""
+    def book(self, batch: Batch, result: StepResult) -> None:
+        """A step has ended. Called in any thread."""
+        ...
+
+    def decide(self) -> Batch | None:
+        """The next step, if there is one; it is launched at once. Called in any thread."""
         ...
 
     def deliver(self) -> None:

@@ -126,8 +126,9 @@ class VirtualExecutor:
             result = self.backend.step(following)
             with trio.CancelScope(shield=True):  # as on the thread: a started step ends
                 await trio.sleep(self.cost(following))
+            course.book(following, result)
             is_last = trio.current_effective_deadline() == -math.inf
-            following = course.follow(following, result, is_last)
+            following = None if is_last else course.decide()
             course.deliver()
 
     async def load_adapter(self, data: Any) -> int:

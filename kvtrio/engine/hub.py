@@ -156,7 +156,7 @@ class Hub:
     # --- the loop ---
 
     def schedule(self) -> Batch | None:
-        """Decide the first step; those after it are decided by ``follow``."""
+        """Decide the first step; those after it are decided by ``decide``."""
         with self._lock:
             batch = self._plan()
         self.deliver()
@@ -183,8 +183,8 @@ class Hub:
 
     # --- whoever runs the steps ---
 
-    def follow(self, batch: Batch, result: StepResult, is_last: bool) -> Batch | None:
-        """Book a finished step and decide the next, unless that was the last. In any thread."""
+    def book(self, batch: Batch, result: StepResult) -> None:
+        """Account for a finished step. In any thread."""
         with self._lock:
             now, core = self._clock(), self._core
             outputs = core.update(batch, result, now)
@@ -196,7 +196,11 @@ class Hub:
                 num_running=len(core.running),
             )
             self._news.append(_News(now, outputs, core.cache.take_moves(), stepped))
-            return None if is_last else self._plan()
+
+    def decide(self) -> Batch | None:
+        """The step after a booked one. In any thread."""
+        with self._lock:
+            return self._plan()
 
     # --- under the lock ---
 

@@ -127,10 +127,14 @@ class ModelThread:
             following: Batch | None = batch
             while following is not None:
                 result = model.step(following)
-                following = course.follow(following, result, steps.is_last)
-                if following is not None:
+                course.book(following, result)
+                if not self._calls.empty():
+                    # Before the next step is decided: their time is no part of it.
                     self._bell.ring()
                     self._answer_others()
+                following = None if steps.is_last else course.decide()
+                if following is not None:
+                    self._bell.ring()
 
         steps.result = outcome.capture(step)
         self._bell.ring()

@@ -7,6 +7,8 @@ from kvtrio.core import invariants
 from kvtrio.core.events import Abort, Drain, Finished, Progress, Rejected, Started, TokenOut
 from kvtrio.core.policy import Plan, PolicyError, Share, View
 from kvtrio.core.types import FinishReason, RejectReason, RequestId
+from kvtrio.schedulers.fcfs import FCFS
+from kvtrio.schedulers.priority import Priority
 
 
 def step(core, now=0.0, token_id=7):
@@ -275,3 +277,55 @@ def test_a_greedy_policy_is_clipped():
     batch = core.schedule(0.0)
     assert [len(chunk.token_ids) for chunk in batch.chunks] == [10, 6]
     invariants.check(core)
+
+
+def test_a_victim_goes_on_until_its_taker_starts():
+    """Of two equal prompts of a high class one waits for the other's blocks: only one stream is
+    stopped for them in that step, and the other when the second one starts."""
+    core = make_core(Priority(), num_places=2)
+    for number in (1, 2):
+        core.handle(submit(number, max_new_tokens=20), 0.0)
+    step(core)
+    for number in (3, 4):
+        token_ids = tuple(range(900, 912))
+        core.handle(submit(number, token_ids=token_ids, priority=1), 0.0)
+    for num_preemptions in (1, 2):
+        batch = core.schedule(0.0)
+        invariants.check(core)
+        assert len(batch.chunks) == len(core.running) == 2
+        assert sum(core.requests[i].num_preemptions for i in (1, 2)) == num_preemptions
+        core.update(batch, answer(batch), 0.0)
+
+
+def test_a_place_is_only_taken_by_who_waits():
+    """A victim that is named for a running request breaks the contract."""
+
+    class Greedy:
+        def plan(self, view: View) -> Plan:
+            first, *others = view.running or view.waiting
+            return Plan([Share(first.request_id, 1, *(other.request_id for other in others))])
+
+    core = make_core(Greedy())
+    core.handle(submit(1), 0.0)
+    step(core)
+    core.handle(submit(2), 0.0)
+    core.policy = FCFS()
+    step(core)
+    core.policy = Greedy()
+    with pytest.raises(PolicyError, match="has a place"):
+        core.schedule(0.0)
+
+
+def test_a_policy_cannot_change_what_tenants_got():
+    """It reads the core's own counters, and no more."""
+
+    class Thief(FCFS):
+        def plan(self, view: View) -> Plan:
+            with pytest.raises(TypeError):
+                view.service[b""] = -1.0
+            return FCFS.plan(self, view)
+
+    core = make_core(Thief())
+    core.handle(submit(1), 0.0)
+    step(core)
+    assert core.service.counters[b""] > 0.0

@@ -65,7 +65,7 @@ class Traffic(RuleBasedStateMachine):
         self.open = {}
         self.ended = {}
         self.histories = {}
-        self.shares = None
+        self.asked = None
         self.prompts = [()]
 
     @initialize(
@@ -82,9 +82,9 @@ class Traffic(RuleBasedStateMachine):
 
     def plan(self, view):
         """The first-come policy, or whatever a rule asked for."""
-        shares, self.shares = self.shares, None
-        if shares is not None:
-            return Plan(shares, self.victims)
+        asked, self.asked = self.asked, None
+        if asked is not None:
+            return asked
         return self.policies[self.number % len(self.policies)].plan(view)
 
     def take(self, outputs):
@@ -157,13 +157,21 @@ class Traffic(RuleBasedStateMachine):
     def schedule(self, data, odd):
         self.take(self.core.handle(Tick(), self.now))
         if odd and self.core.requests:
-            ids = data.draw(st.permutations(sorted(self.core.requests)))
-            self.victims = tuple(
-                i for i in ids if i in self.core.running and data.draw(st.booleans())
-            )
-            rest = [i for i in ids if i not in self.victims]
-            self.shares = [Share(i, data.draw(st.integers(1, 50))) for i in rest]
+            self.asked = self.odd_plan(data)
         self.batch = self.core.schedule(self.now)
+
+    def odd_plan(self, data):
+        """Anything that the contract allows."""
+        ids = data.draw(st.permutations(sorted(self.core.requests)))
+        all_streams = data.draw(st.booleans())
+        victims = [i for i in ids if i in self.core.running and data.draw(st.booleans())]
+        streams = self.core.streams.rows if all_streams else ()
+        rest = [i for i in ids if i not in victims and i not in streams]
+        shares = []
+        for i in rest:
+            victim = None if i in self.core.running or not victims else victims.pop()
+            shares.append(Share(i, data.draw(st.integers(1, 50)), victim))
+        return Plan(shares, all_streams)
 
     @precondition(lambda self: self.batch is not None)
     @rule(token_id=st.sampled_from([1, 1, 1, 2, 2, 3, 4, 5]), seconds=st.floats(0, 1))

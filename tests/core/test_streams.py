@@ -80,13 +80,15 @@ def test_single_rows_are_shown_to_those_who_ask():
 
 
 def test_a_victim_among_the_rows_gets_no_token():
-    """Its place is free, the others go on."""
+    """Who waited for its place has it, the others go on."""
 
     def plan(view):
-        return Plan([], victims=(RequestId(1),), all_streams=True)
+        return Plan([Share(RequestId(7), 4, victim=RequestId(1))], all_streams=True)
 
     core = decoding_core(plan)
-    assert [chunk.request_id for chunk in step(core).chunks] == [0, 2]
+    core.handle(submit(7), 0.0)
+    assert [chunk.request_id for chunk in step(core).chunks] == [0, 2, 7]
+    assert core.requests[RequestId(7)].place == 1
     assert core.statistics().num_waiting == 1
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 import trio
 from attrs import define, field
-from trio.testing import MockClock
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from harness.virtual import SimSettings
 from kvtrio.core.batch import Batch, StepResult
@@ -20,17 +20,21 @@ class Laps:
     """A ``Course`` of so many equal steps, which notes what it is told and where."""
 
     num_left: int = 1
-    lasts: list[bool] = field(factory=list)
     threads: list[tuple[str, int]] = field(factory=list)
-    on_follow: Callable[[], None] = lambda: None
+    on_call: Callable[[str], None] = lambda what: None
 
-    def follow(self, batch: Batch, result: StepResult, is_last: bool) -> Batch | None:
+    def book(self, batch: Batch, result: StepResult) -> None:
         assert result == StepResult(())
-        self.threads.append(("follow", threading.get_ident()))
-        self.lasts.append(is_last)
-        self.on_follow()
+        self.note("book")
         self.num_left -= 1
-        return batch if self.num_left and not is_last else None
+
+    def decide(self) -> Batch | None:
+        self.note("decide")
+        return EMPTY if self.num_left else None
+
+    def note(self, what: str) -> None:
+        self.threads.append((what, threading.get_ident()))
+        self.on_call(what)
 
     def deliver(self) -> None:
         self.threads.append(("deliver", threading.get_ident()))
@@ -120,13 +124,14 @@ async def test_step_follows_step_on_the_thread_and_is_told_on_the_loop() -> None
         (thread,) = model_threads()
         assert laps.threads[-1] == ("deliver", threading.get_ident())
     assert backend.calls == ["build", *["step"] * 5, "close"]
-    assert laps.threads.count(("follow", thread.ident or 0)) == 5
+    assert laps.threads.count(("book", thread.ident or 0)) == 5
+    assert laps.threads.count(("decide", thread.ident or 0)) == 5
     assert ("deliver", thread.ident) not in laps.threads
 
 
 async def test_a_cancelled_run_ends_with_the_step_under_way() -> None:
     """Its answer is booked as the last; the cancellation comes at the next checkpoint."""
-    backend, laps = Recorder(), Laps(num_left=5)
+    backend, laps = Recorder(), Laps(num_left=1_000_000_000)
     async with open_thread_executor(backend.build) as executor:
         with trio.CancelScope() as scope:
             scope.cancel()
@@ -134,7 +139,9 @@ async def test_a_cancelled_run_ends_with_the_step_under_way() -> None:
             await trio.lowlevel.checkpoint()
             await executor.run(EMPTY, laps)
     assert scope.cancelled_caught
-    assert laps.lasts in ([True], [False, True])  # the thread may have been faster
+    booked = [what for what, _ in laps.threads if what != "deliver"]
+    assert booked[-1] == "book"
+    assert booked.count("book") == backend.calls.count("step")
 
 
 async def test_other_calls_have_their_turn_between_two_steps() -> None:
@@ -149,16 +156,38 @@ async def test_other_calls_have_their_turn_between_two_steps() -> None:
     assert len({ident for _, ident in backend.threads}) == 1
 
 
+async def test_the_next_step_is_decided_after_other_calls() -> None:
+    """An adapter that is loaded between two steps delays the second, and is no part of it."""
+    entered, goes = threading.Event(), threading.Event()
+
+    class Held(Recorder):
+        def step(self, batch: Batch) -> StepResult:
+            entered.set()
+            assert goes.wait(timeout=10)
+            return Recorder.step(self, batch)
+
+    backend = Held()
+    laps = Laps(num_left=2, on_call=backend.note)
+    async with open_thread_executor(backend.build) as executor, trio.open_nursery() as nursery:
+        nursery.start_soon(executor.run, EMPTY, laps)
+        await trio.to_thread.run_sync(entered.wait)
+        nursery.start_soon(executor.load_adapter, "data")
+        await wait_all_tasks_blocked()
+        goes.set()
+    calls = [what for what in backend.calls if what != "deliver"]
+    assert calls[1:] == ["step", "book", "load", "decide", "step", "book", "decide", "close"]
+
+
 async def test_a_broken_course_is_raised_where_it_was_begun() -> None:
     """What booking raises ends the run like what a step raises."""
 
-    def broken() -> None:
+    def broken(what: str) -> None:
         raise Broken
 
     backend = Recorder()
     async with open_thread_executor(backend.build) as executor:
         with pytest.raises(Broken):
-            await executor.run(EMPTY, Laps(num_left=3, on_follow=broken))
+            await executor.run(EMPTY, Laps(num_left=3, on_call=broken))
     assert backend.calls == ["build", "step", "close"]
 
 
