@@ -8,8 +8,7 @@ from kvtrio.core import invariants
 from kvtrio.core.config import Group
 from kvtrio.core.events import Abort
 from kvtrio.core.explain import MissReason, TurnClass
-from kvtrio.core.policy import Plan
-from kvtrio.core.types import RequestId, Retain, StateClass, Tier
+from kvtrio.core.types import Retain, StateClass, Tier
 
 STATE = Group(StateClass.POINT, None, 0, 64)
 TOKENS = Group(StateClass.TOKEN, None, 8)
@@ -146,16 +145,10 @@ def test_what_an_aborted_request_computed_is_kept():
 def test_one_that_lost_its_place_goes_on_where_it_was():
     """Preemption is a release, and coming back is a match."""
     server = hybrid(max_batch_tokens=30)
-    plans = []
-    inner = server.core.policy
-    server.core.policy = type(
-        "Odd", (), {"plan": lambda self, view: plans.pop(0) if plans else inner.plan(view)}
-    )()
-    server.send(words(1, 60))
+    request_id = server.send(words(1, 60))
     batch = server.core.schedule(0.0)
     server.core.update(batch, answer(batch), 0.0)
-    plans.append(Plan([], (RequestId(1),)))
-    assert server.core.schedule(0.0) is None
+    server.core.preempt(server.core.requests[request_id], 0.0)
     invariants.check(server.core)
     (finished,) = server.run().values()
     assert (finished.num_preemptions, finished.num_recomputed_tokens) == (1, 0)
