@@ -7,7 +7,7 @@ all its logits is looked at whole.
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -32,12 +32,17 @@ class RowPlan:
     params: SamplingParams
     edits: kernels.Edits | None
     banned: frozenset[int] | None
-    """The edits, where banning these tokens is all they do, and leaves some."""
+    """What edits do, where banning tokens, and not all, is all they do; None: they do more."""
     num_candidates: int
     """Best raw logits that are needed; 0: all of them."""
     width: int
     """How many of the best, after edits, may be chosen; 1: greedy."""
     needs_log_sum: bool
+
+    @property
+    def is_greedy(self) -> bool:
+        """The token is the best that is not banned, and among those asked for."""
+        return self.width == 1 and self.banned is not None and self.num_candidates > 0
 
     @property
     def is_partial(self) -> bool:
@@ -94,7 +99,7 @@ def _banned(params: SamplingParams, vocab_size: int) -> frozenset[int] | None:
     if params.has_penalties or any(bias > -math.inf for _, bias in params.logit_bias):
         return None
     banned = frozenset(token for token, _ in params.logit_bias)
-    return banned if 0 < len(banned) < vocab_size else None
+    return banned if len(banned) < vocab_size else None
 
 
 def _width(params: SamplingParams, vocab_size: int) -> int:
@@ -142,8 +147,9 @@ def sample_rows(
 
 def _tokens(rows: Sequence[SampleRow], plans: Sequence[RowPlan], found: Candidates) -> list[int]:
     ids = found.ids.tolist()
-    if all(plan.width == 1 and plan.edits is None for plan in plans):
-        return [best[0] for best in ids]
+    if all(plan.is_greedy for plan in plans):
+        # Without numpy, whose every call is slow right after a forward pass: many ban their end.
+        return [_first(best, plan.banned or ()) for best, plan in zip(ids, plans, strict=True)]
     values = found.values.tolist()
     chosen = []
     for i, (row, plan) in enumerate(zip(rows, plans, strict=True)):
@@ -155,6 +161,11 @@ def _tokens(rows: Sequence[SampleRow], plans: Sequence[RowPlan], found: Candidat
             token = _of_few(plan, ranked, row.draw)
         chosen.append(_of_all(plan, found.logits[i], row.draw) if token is None else token)
     return chosen
+
+
+def _first(ids: list[int], banned: Container[int]) -> int:
+    """Of the best, the first that may be chosen: there is one."""
+    return next(token for token in ids if token not in banned)
 
 
 def _of_some(plan: RowPlan, ranked: Ranked, log_sum: float, draw: float) -> int | None:
@@ -171,7 +182,6 @@ def _edited_few(plan: RowPlan, ranked: Ranked, logits: NDArray[np.float32], plac
         return ranked
     values, ids = ranked[0][: plan.num_candidates], ranked[1][: plan.num_candidates]
     if plan.banned is not None:
-        # Without numpy, whose every call is slow right after a forward pass: many ban their end.
         kept = [i for i, token in enumerate(ids) if token not in plan.banned]
         return [values[i] for i in kept], [ids[i] for i in kept]
     logits = logits[place]

@@ -6,6 +6,7 @@ token and, now and then, one block: its converted block tables are kept, and gro
 
 import ctypes
 from collections.abc import Mapping, Sequence
+from operator import is_
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ MAX_TABLES = 4096
 """Converted block tables that are kept; when there are more, all are converted again."""
 
 Ids = NDArray[np.int32]
+Tables = tuple[tuple[BlockId, ...], ...]
 
 
 @define(eq=False)
@@ -111,6 +113,9 @@ class StepWriter:
     _segments: Rows = field(init=False)
     _samples: Rows = field(init=False)
     _known: dict[tuple[RequestId, int], _Table] = field(init=False, factory=dict)
+    _last_tables: list[Tables] = field(init=False, factory=list)
+    """Of each chunk, as the last step had them: while no request gets a block they are the same
+    objects, and all is written already."""
 
     def __attrs_post_init__(self) -> None:
         self._token_ids = np.zeros(self.limits.max_rows, np.int32)
@@ -166,6 +171,9 @@ class StepWriter:
         self.step.num_sampled = num_sampled
 
     def _write_tables(self, chunks: Sequence[Chunk]) -> None:
+        tables, last = [chunk.block_tables for chunk in chunks], self._last_tables
+        if len(tables) == len(last) and all(map(is_, tables, last)):
+            return
         found = [
             self._table((chunk.request_id, group), chunk.block_tables[group])
             for group in range(self._num_groups)
@@ -182,6 +190,7 @@ class StepWriter:
         if found:
             np.concatenate(found, out=self._blocks[:total])
         self.step.num_blocks = total
+        self._last_tables = tables
 
     def _table(self, key: tuple[RequestId, int], blocks: tuple[BlockId, ...]) -> Ids:
         known = self._known.get(key)
