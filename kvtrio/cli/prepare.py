@@ -13,7 +13,7 @@ from attrs import frozen
 from kvtrio import plugins
 from kvtrio.backends.base import BackendInfo, BackendSettings
 from kvtrio.cli.adapters import ReadyAdapter, read_adapters, wanted_adapters
-from kvtrio.cli.backend import Chosen, backend_settings, choose_backend
+from kvtrio.cli.backend import Chosen, backend_settings, choose_backend, suited
 from kvtrio.cli.interpreter import Pacer
 from kvtrio.config import DEFAULT_CONTEXT, ConfigError, ModelSettings, ServeConfig
 from kvtrio.core.config import CoreConfig
@@ -83,7 +83,7 @@ def prepare(config: ServeConfig, stack: ExitStack) -> Prepared:
         config=config,
         keys=keys,
         policy=policy,
-        backend=backend,
+        backend=suited(backend, spec, config.model),
         backend_settings=backend_settings(
             config, choose_context(spec.context_length, config.model.ctx_size)
         ),
