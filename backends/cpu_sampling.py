@@ -11,7 +11,7 @@ from collections.abc import Container, Sequence
 from functools import lru_cache
 
 import numpy as np
-from attrs import frozen
+from attrs import field, frozen
 from numpy.typing import NDArray
 
 from kvtrio.core.batch import Sampled, SampleRow
@@ -38,10 +38,11 @@ class RowPlan:
     width: int
     """How many of the best, after edits, may be chosen; 1: greedy."""
     needs_log_sum: bool
+    is_greedy: bool = field(init=False)
+    """The token is the best that is not banned, and among those asked for."""
 
-    @property
-    def is_greedy(self) -> bool:
-        """The token is the best that is not banned, and among those asked for."""
+    @is_greedy.default
+    def _is_greedy(self) -> bool:
         return self.width == 1 and self.banned is not None and self.num_candidates > 0
 
     @property
@@ -54,11 +55,11 @@ class RowPlan:
 class Candidates:
     """What the native side found for M sampled rows."""
 
-    values: NDArray[np.float32]
-    """[M, C] raw logits, largest first, ties by id; -inf behind what a row asked for."""
-    ids: NDArray[np.int32]
-    """[M, C]."""
-    log_sums: NDArray[np.float64]
+    values: list[list[float]]
+    """[M][C] raw logits, largest first, ties by id; -inf behind what a row asked for."""
+    ids: list[list[int]]
+    """[M][C]."""
+    log_sums: Sequence[float]
     """[M]: log sum exp of the raw logits; only where a row needs it."""
     logits: NDArray[np.float32]
     """[M, V]: raw."""
@@ -146,25 +147,22 @@ def sample_rows(
 
 
 def _tokens(rows: Sequence[SampleRow], plans: Sequence[RowPlan], found: Candidates) -> list[int]:
-    ids = found.ids.tolist()
-    if all(plan.is_greedy for plan in plans):
-        # Without numpy, whose every call is slow right after a forward pass: many ban their end.
-        return [_first(best, plan.banned or ()) for best, plan in zip(ids, plans, strict=True)]
-    values = found.values.tolist()
     chosen = []
     for i, (row, plan) in enumerate(zip(rows, plans, strict=True)):
-        token = None
-        if plan.is_partial:
-            token = _of_some(plan, (values[i], ids[i]), float(found.log_sums[i]), row.draw)
+        token, ranked = None, (found.values[i], found.ids[i])
+        if plan.is_greedy:
+            token = _first(found.ids[i], plan.banned or ())
+        elif plan.is_partial:
+            token = _of_some(plan, ranked, found.log_sums[i], row.draw)
         elif plan.num_candidates:
-            ranked = _edited_few(plan, (values[i], ids[i]), found.logits, i)
-            token = _of_few(plan, ranked, row.draw)
+            token = _of_few(plan, _edited_few(plan, ranked, found.logits, i), row.draw)
         chosen.append(_of_all(plan, found.logits[i], row.draw) if token is None else token)
     return chosen
 
 
 def _first(ids: list[int], banned: Container[int]) -> int:
-    """Of the best, the first that may be chosen: there is one."""
+    """Of the best, the first that may be chosen: there is one. Without numpy, whose every call is
+    slow right after a forward pass."""
     return next(token for token in ids if token not in banned)
 
 
@@ -229,13 +227,14 @@ def _filters(params: SamplingParams, draw: float) -> kernels.Filters:
 
 def _report(plan: RowPlan, found: Candidates, place: int, token: int) -> Sampled:
     """The chosen token with log-probabilities of the raw logits."""
-    row, log_sum = found.logits[place], float(found.log_sums[place])
+    row, log_sum = found.logits[place], found.log_sums[place]
     count = min(plan.params.num_logprobs or 0, len(row))
     if plan.num_candidates:
-        values, ids = found.values[place, :count], found.ids[place, :count]
+        values, ids = found.values[place][:count], found.ids[place][:count]
     elif count:
-        values, ids = kernels.best(row, count)
+        ranked, ranked_ids = kernels.best(row, count)
+        values, ids = ranked.tolist(), ranked_ids.tolist()
     else:
-        return Sampled(token, float(row[token]) - log_sum)
-    top = zip(ids.tolist(), (values.astype(np.float64) - log_sum).tolist(), strict=True)
-    return Sampled(token, float(row[token]) - log_sum, tuple(top))
+        values, ids = [], []
+    top = tuple((i, value - log_sum) for i, value in zip(ids, values, strict=True))
+    return Sampled(token, float(row[token]) - log_sum, top)

@@ -55,35 +55,39 @@ class Rows:
 class Answers:
     """Where the native side writes what it found, for M sampled rows."""
 
-    best: Ids
-    best_logits: NDArray[np.float32]
-    log_sums: NDArray[np.float64]
+    # ctypes arrays: with cold caches a look at a few numbers takes numpy ten times as long.
+    best: Any
+    best_logits: Any
+    log_sums: Any
     is_finite: Any
-    """A ctypes array: looking at a few numbers costs a tenth of what numpy's ``all`` does."""
-    top_ids: Ids
+    top_ids: Any
     """Flat: M times the stride."""
-    top_logits: NDArray[np.float32]
+    top_logits: Any
 
     @classmethod
     def make(cls, num_rows: int) -> "Answers":
         return cls(
-            best=np.zeros(num_rows, np.int32),
-            best_logits=np.zeros(num_rows, np.float32),
-            log_sums=np.zeros(num_rows, np.float64),
+            best=(ctypes.c_int32 * num_rows)(),
+            best_logits=(ctypes.c_float * num_rows)(),
+            log_sums=(ctypes.c_double * num_rows)(),
             is_finite=(ctypes.c_int32 * num_rows)(),
-            top_ids=np.zeros(num_rows * MAX_CANDIDATES, np.int32),
-            top_logits=np.zeros(num_rows * MAX_CANDIDATES, np.float32),
+            top_ids=(ctypes.c_int32 * (num_rows * MAX_CANDIDATES))(),
+            top_logits=(ctypes.c_float * (num_rows * MAX_CANDIDATES))(),
         )
 
     def candidates(self, step: abi.Step, logits: NDArray[np.float32]) -> Candidates:
         """The last step's. ``logits`` [max_sampled, V]: where it left them."""
-        num_rows, stride = step.num_sampled, step.top_stride
-        if stride == 0:
-            values, ids = self.best_logits[:num_rows, None], self.best[:num_rows, None]
-        else:
-            values = self.top_logits[: num_rows * stride].reshape(num_rows, stride)
-            ids = self.top_ids[: num_rows * stride].reshape(num_rows, stride)
-        return Candidates(values, ids, self.log_sums, logits)
+        values, ids, stride = self.best_logits, self.best, 1
+        if step.top_stride:
+            values, ids, stride = self.top_logits, self.top_ids, step.top_stride
+        end = step.num_sampled * stride
+        starts, values, ids = range(0, end, stride), values[:end], ids[:end]
+        return Candidates(
+            values=[values[start : start + stride] for start in starts],
+            ids=[ids[start : start + stride] for start in starts],
+            log_sums=self.log_sums,
+            logits=logits,
+        )
 
 
 @frozen(eq=False)
@@ -122,9 +126,8 @@ class StepWriter:
         self.step.token_ids = address_of(self._token_ids)
         self._make_blocks(1024)
         self.answers = Answers.make(self.limits.max_sampled)
-        self.step.is_finite = ctypes.addressof(self.answers.is_finite)
-        for name in ("best", "best_logits", "log_sums", "top_ids", "top_logits"):
-            setattr(self.step, name, address_of(getattr(self.answers, name)))
+        for name in ("best", "best_logits", "log_sums", "is_finite", "top_ids", "top_logits"):
+            setattr(self.step, name, ctypes.addressof(getattr(self.answers, name)))
         self._chunks = Rows(self.step, "chunks", abi.Chunk)
         self._tables = Rows(self.step, "tables", ctypes.c_int64)
         self._copies = Rows(self.step, "copies", abi.Copy)

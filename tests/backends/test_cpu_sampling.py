@@ -28,8 +28,8 @@ def candidates(logits: np.ndarray, rows: list[SampleRow]) -> Candidates:
     for i, count in enumerate(counts):
         if count:
             values[i, :count], ids[i, :count] = kernels.best(logits[i], count)
-    sums = np.array([kernels.log_sum(each) for each in logits])
-    return Candidates(values, ids, sums, logits)
+    sums = [kernels.log_sum(each) for each in logits]
+    return Candidates(values.tolist(), ids.tolist(), sums, logits)
 
 
 def sampled(logits: np.ndarray, rows: list[SampleRow]) -> tuple[Sampled, ...]:
