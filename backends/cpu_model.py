@@ -70,8 +70,8 @@ class Names:
 
 def require_kernels(spec: ModelSpec) -> None:
     """Raise BackendError for a model with operations that no native kernel computes."""
-    is_gated = any(isinstance(each.mixer, AttentionSpec) and each.mixer.gated
-                   for each in spec.layers)  # fmt: skip
+    mixers = [layer.mixer for layer in spec.layers]
+    is_gated = any(isinstance(mixer, AttentionSpec) and mixer.gated for mixer in mixers)
     if is_gated or not all(op.kind in KINDS for op in program(spec)):
         raise BackendError(
             f"backend cpu has no kernels for this kind of {spec.architecture}; "

@@ -75,6 +75,7 @@ class ServerProcess:
         with trio.CancelScope(shield=True):
             self._signal(signal.SIGTERM)
             with trio.move_on_after(PATIENCE_S):
+                # Nothing tells when processes end that are not this one's children.
                 while self.process.poll() is None or any(self.members()):  # noqa: ASYNC110
                     await trio.sleep(POLL_S)
             self._signal(signal.SIGKILL)
