@@ -238,6 +238,10 @@ def test_two_servers_from_the_command_line(
     given = f"{serve} --port {{port}}"
     assert main(["bench", given, given, "--quick", "--rounds", "1", "--json", str(path)]) == 0
     printed = capsys.readouterr().out
-    rows = json.loads(path.read_bytes())["rows"]
-    assert all(row["name"] in printed and row["ratio"] > 0 for row in rows)
-    assert len(rows) == 10
+    data = json.loads(path.read_bytes())
+    assert len(data["rows"]) == 10
+    for row in data["rows"]:
+        assert row["name"] in printed
+        # So fast a server may have sent all tokens in one piece: no rate, and a note that says so.
+        excused = any(f"has no {row['name']}" in note for note in data["notes"])
+        assert excused if row["ratio"] is None else row["ratio"] > 0

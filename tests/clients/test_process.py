@@ -35,7 +35,7 @@ def test_sigterm_lets_running_answers_finish(smollm2: Path) -> None:
     """After SIGTERM the running stream comes to its end, a new request gets 503, and the exit
     code is 0."""
     with running_server(str(smollm2), "-c", "512") as server:
-        asked = {"prompt": "Once upon a time", "max_tokens": 60, "ignore_eos": True}
+        asked = {"prompt": "Once upon a time", "max_tokens": 480, "ignore_eos": True}
         with closing(post(server, stream=True, **asked)) as stream:
             running = events(stream)
             first = next(running)
@@ -44,11 +44,10 @@ def test_sigterm_lets_running_answers_finish(smollm2: Path) -> None:
             late = late_status(server)
             rest = list(running)
         assert first != rest[-1] == b"data: [DONE]"
-        assert len(rest) > 40
         assert server.wait() == 0
     assert late == 503
     (done,) = server.events("request.done")
-    assert (done["reason"], done["num_generated_tokens"]) == ("length", 60)
+    assert (done["reason"], done["num_generated_tokens"]) == ("length", 480)
     (stop,) = server.events("server.stop")
     assert (stop["num_requests"], stop["num_lost_lines"]) == (1, 0)
     assert server.events("server.crash") == []
