@@ -1,0 +1,85 @@
+"""State outside memory: what a file of the disk tier holds, and what can be wrong with one.
+
+A block's K and V and the state of recurrent layers at a position are separate entries with the same
+key, so that either can be there without the other.
+"""
+
+from enum import Enum
+
+from attrs import frozen
+
+
+@frozen
+class RunOfContext:
+    """Under what the tokens from ``offset`` (within the block) on were computed."""
+
+    offset: int
+    digest: bytes
+    """``Identity.digest``, 32 bytes: namespace, and adapters by content and scale."""
+
+
+@frozen
+class StoredHead:
+    """An entry without its bytes: all that the index needs to find it again."""
+
+    key: bytes
+    """32 bytes: the block's key."""
+    parent: bytes
+    """Key of the block before, or the root key."""
+    start: int
+    token_ids: tuple[int, ...]
+    runs: tuple[RunOfContext, ...]
+    state_offset: int = 0
+    """0: K and V of the block; else the state of recurrent layers behind so many of its tokens."""
+    size: int = 0
+    """Bytes of its file."""
+
+
+@frozen
+class Stored:
+    """An entry with its bytes."""
+
+    head: StoredHead
+    parts: tuple[bytes, ...]
+    """Raw bytes of the block, or slot, as the backend gave them: one part per group."""
+
+
+class StoreFault(Enum):
+    """What is wrong with a stored file, or keeps one from being stored."""
+
+    NOT_FOUND = "not_found"
+    NAME = "name"
+    """Not one path component that can name a session."""
+    NOT_REGULAR = "not_regular"
+    """A link, a folder, a pipe."""
+    TRUNCATED = "truncated"
+    DAMAGED = "damaged"
+    """Its checksum or its form is wrong."""
+    NEWER = "newer"
+    """Of a format version that this program does not know."""
+    FOREIGN = "foreign"
+    """Not written by this program."""
+    TEMPORARY = "temporary"
+    """Left behind by a process that died while it wrote."""
+    LIMIT = "limit"
+    """It does not fit into the store's size limit."""
+    NO_SPACE = "no_space"
+    """The disk is full, or a quota is."""
+    IO = "io"
+    """The system could not read or write."""
+    LOCKED = "locked"
+    """Another process uses the store."""
+    MODEL = "model"
+    """State of another model."""
+    FORMAT = "format"
+    """State of this model in another KV format or arithmetic."""
+    ADAPTERS = "adapters"
+    """State of adapters that are not loaded."""
+
+
+class StoreError(Exception):
+    """The only error of ``kvtrio.store``. Its text is the fault's name and nothing else."""
+
+    def __init__(self, fault: StoreFault) -> None:
+        super().__init__(fault.value)
+        self.fault = fault
