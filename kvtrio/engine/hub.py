@@ -98,7 +98,7 @@ class Hub:
                 raise Refused(rejected)
         assert not outputs, "a request that is admitted has nothing to tell yet"
         longest = self._longest_answer(submit)
-        handle = Handle(submit.request_id, longest, self._abort, self._clock)
+        handle = Handle(submit.request_id, longest, self.abort, self._clock)
         self._live[submit.request_id] = Live(handle, submit)
         if self._is_idle.is_set():
             self._is_idle = trio.Event()
@@ -109,7 +109,8 @@ class Hub:
         room = self._core.config.max_context - len(submit.token_ids)
         return room if submit.max_new_tokens is None else min(room, submit.max_new_tokens)
 
-    def _abort(self, request_id: RequestId) -> None:
+    def abort(self, request_id: RequestId) -> None:
+        """End a request; its reader, if there is one, gets what was ready and its account."""
         self._tell(Abort(request_id))
 
     def drain(self) -> None:
@@ -119,7 +120,7 @@ class Hub:
         """Abort what waits and runs. Its readers learn it at once, not when a step has ended."""
         for request_id, live in list(self._live.items()):
             live.handle.stop()
-            self._abort(request_id)
+            self.abort(request_id)
 
     def _tell(self, event: Abort | Drain) -> None:
         with self._lock:

@@ -50,6 +50,10 @@ class Engine:
             raise
         return HandleGroup(tuple(handles))
 
+    def abort(self, request_id: RequestId) -> None:
+        """End a request as soon as no step uses its state; its handle tells ``Finished``."""
+        self._hub.abort(request_id)
+
     def drain(self) -> None:
         """Admit nothing more; what was admitted finishes."""
         self._hub.drain()
