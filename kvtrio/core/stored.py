@@ -1,7 +1,9 @@
-"""State outside memory: what a file of the disk tier holds, and what can be wrong with one.
+"""State as it is kept outside the server's memory: blocks and states, with all they depend on.
 
-A block's K and V and the state of recurrent layers at a position are separate entries with the same
-key, so that either can be there without the other.
+1. A key is made of everything that the state depends on (see ``identity``); ``parent`` and the
+   tokens with their contexts are kept beside it, and compared on every hit.
+2. The state behind the first tokens of a block is a thing of its own, whose key is that of these
+   tokens: the block may grow, and is then another.
 """
 
 from enum import Enum
@@ -20,66 +22,56 @@ class RunOfContext:
 
 @frozen
 class StoredHead:
-    """An entry without its bytes: all that the index needs to find it again."""
+    """What a stored block or state is, without its bytes."""
 
     key: bytes
-    """32 bytes: the block's key."""
+    """32 bytes."""
     parent: bytes
     """Key of the block before, or the root key."""
     start: int
+    """Position of the first token."""
     token_ids: tuple[int, ...]
     runs: tuple[RunOfContext, ...]
+    """Ascending, the first at offset 0."""
     state_offset: int = 0
-    """0: K and V of the block; else the state of recurrent layers behind so many of its tokens."""
+    """0: K and V of the tokens. Else the state of recurrent layers behind them: so many they are.
+    Both may be there under one key."""
     size: int = 0
-    """Bytes of its file."""
+    """Bytes of its file; 0 while it has none."""
+
+    @property
+    def end(self) -> int:
+        """Position behind the last token."""
+        return self.start + len(self.token_ids)
 
 
 @frozen
 class Stored:
-    """An entry with its bytes."""
+    """A block or a state."""
 
     head: StoredHead
     parts: tuple[bytes, ...]
-    """Raw bytes of the block, or slot, as the backend gave them: one part per group."""
+    """Raw bytes as the backend gave them, one per group with K and V (or, of a state, per group of
+    recurrent layers); an empty one where a group had nothing any more."""
 
 
-class StoreFault(Enum):
-    """What is wrong with a stored file, or keeps one from being stored."""
+class DiscardReason(Enum):
+    """Why something stored is of no use, or could not be written."""
 
-    NOT_FOUND = "not_found"
-    NAME = "name"
-    """Not one path component that can name a session."""
-    NOT_REGULAR = "not_regular"
-    """A link, a folder, a pipe."""
-    TRUNCATED = "truncated"
+    MISSING = "missing"
     DAMAGED = "damaged"
-    """Its checksum or its form is wrong."""
-    NEWER = "newer"
-    """Of a format version that this program does not know."""
+    """Its checksum, its form or its size is wrong."""
     FOREIGN = "foreign"
-    """Not written by this program."""
-    TEMPORARY = "temporary"
-    """Left behind by a process that died while it wrote."""
-    LIMIT = "limit"
-    """It does not fit into the store's size limit."""
-    NO_SPACE = "no_space"
-    """The disk is full, or a quota is."""
-    IO = "io"
-    """The system could not read or write."""
-    LOCKED = "locked"
-    """Another process uses the store."""
-    MODEL = "model"
-    """State of another model."""
-    FORMAT = "format"
-    """State of this model in another KV format or arithmetic."""
-    ADAPTERS = "adapters"
-    """State of adapters that are not loaded."""
+    """Of another format, or not a file of ours."""
+    UNREADABLE = "unreadable"
+    """The system reports an error."""
+    FULL = "full"
+    """No room on the disk, or under the limit."""
 
 
 class StoreError(Exception):
-    """The only error of ``kvtrio.store``. Its text is the fault's name and nothing else."""
+    """Reading or writing failed; ``reason`` says why."""
 
-    def __init__(self, fault: StoreFault) -> None:
-        super().__init__(fault.value)
-        self.fault = fault
+    def __init__(self, reason: DiscardReason) -> None:
+        super().__init__(reason.value)
+        self.reason = reason
