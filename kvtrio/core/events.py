@@ -142,6 +142,16 @@ class TokenOut:
 
 
 @frozen
+class OtherPrompt:
+    """The prompt that had the largest part of a step in which others waited."""
+
+    request_id: RequestId
+    num_prompt_tokens: int
+    start: int
+    """Position from which the step read it."""
+
+
+@frozen
 class Gap:
     """Time between two tokens of one request, and what it was spent on."""
 
@@ -149,6 +159,10 @@ class Gap:
     cause: GapCause
     num_prefill_tokens: int
     """Of others, in the step that ended it."""
+    at: int | None = None
+    """Tokens of the request itself, prompt and answer, when it waited; None: not known."""
+    prompt: OtherPrompt | None = None
+    """None: no prompt was read in that step."""
 
 
 @frozen(kw_only=True)

@@ -38,6 +38,7 @@ from kvtrio.engine.records import CostRecord, Observer, RequestRecord, StepRecor
 
 NO_MOVES = TierMoves()
 COST_EVERY = 1000
+USAGE_EVERY = 250
 """Steps between two reports of what they cost."""
 
 
@@ -274,3 +275,5 @@ class Hub:
         self._observer.step(record)
         if (batch.step + 1) % COST_EVERY == 0:
             self._observer.cost(self.cost())
+        if (batch.step + 1) % USAGE_EVERY == 0:
+            self._observer.usage(self.statistics())

@@ -41,6 +41,7 @@ def record_of(finished: Finished, live: Live) -> RequestRecord:
         retain=submit.retain,
         adapters=effective(submit.segments[-1].adapters),
         session=submit.session,
+        tenant=submit.tenant,
         purpose=submit.purpose,
         num_recalled_tokens=submit.num_recalled_tokens,
         is_copy=submit.is_copy,

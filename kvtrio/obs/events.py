@@ -35,6 +35,8 @@ class RequestDone:
     gap_p99_s: float | None
     gap_max_s: float | None
     session: Digest | None
+    tenant: Digest | None
+    """Who was served: the holder of an API key, or one user among the holder's."""
     purpose: int | None
     """Place in the operator's list (``--purposes``)."""
     retain: Retain
@@ -67,6 +69,14 @@ class RequestDone:
     longest_gap_cause: GapCause | None
     longest_gap_prefill_tokens: int | None
     """Of others' prompts, in the step that ended it."""
+    longest_gap_at: int | None
+    """Tokens of the request itself, prompt and answer, when it waited."""
+    longest_gap_request_id: RequestId | None
+    """Whose prompt had the largest part of that step."""
+    longest_gap_prompt_tokens: int | None
+    """Length of that prompt."""
+    longest_gap_prompt_at: int | None
+    """Position in that prompt from which the step read it."""
 
 
 @event("request.rejected", Level.INFO)
@@ -135,6 +145,22 @@ class CacheDiscard:
     request_id: RequestId
     why: DiscardReason
     num_tokens: int
+
+
+@event("tier.usage", Level.INFO)
+class TierUsage:
+    """How full the tiers are; now and then. Blocks are those that requests hold or the cache has;
+    limits are in ``server.start``."""
+
+    num_device_blocks: int
+    num_host_blocks: int
+    num_device_states: int
+    """Of recurrent layers; 0 without such."""
+    num_host_states: int
+    num_running: int
+    num_waiting: int
+    num_waiting_tokens: int
+    """Of the prompts in the queue."""
 
 
 @event("adapter.change", Level.INFO)
@@ -224,6 +250,7 @@ CATALOGUE = (
     CacheRestore,
     CacheEvict,
     CacheDiscard,
+    TierUsage,
     AdapterChange,
     SchedStep,
     SchedCost,

@@ -6,8 +6,9 @@ import attrs
 from attrs import define, field, frozen
 
 from kvtrio.core.events import Cached, Rejected
+from kvtrio.core.state import CoreStatistics
 from kvtrio.core.storage import TierMoves
-from kvtrio.core.types import Retain
+from kvtrio.core.types import Retain, Tier
 from kvtrio.engine.records import CostRecord, Observer, RequestRecord, StepRecord
 from kvtrio.obs.events import (
     CacheDiscard,
@@ -18,6 +19,7 @@ from kvtrio.obs.events import (
     RequestRejected,
     SchedCost,
     SchedStep,
+    TierUsage,
 )
 from kvtrio.obs.identity import adapter_set
 from kvtrio.obs.logging import Log
@@ -112,6 +114,20 @@ class JsonObserver:
     def cost(self, record: CostRecord) -> None:
         self.log.emit(SchedCost(**attrs.asdict(record, recurse=False)))
 
+    def usage(self, record: CoreStatistics) -> None:
+        blocks, states = record.num_used_blocks, record.num_used_slots
+        self.log.emit(
+            TierUsage(
+                num_device_blocks=blocks.get(Tier.DEVICE, 0),
+                num_host_blocks=blocks.get(Tier.HOST, 0),
+                num_device_states=states.get(Tier.DEVICE, 0),
+                num_host_states=states.get(Tier.HOST, 0),
+                num_running=record.num_running,
+                num_waiting=record.num_waiting,
+                num_waiting_tokens=record.num_waiting_tokens,
+            )
+        )
+
     def moved(self, record: TierMoves) -> None:
         if record.num_promoted:
             self.log.emit(CacheRestore(num_blocks=record.num_promoted))
@@ -130,9 +146,11 @@ def _done(record: RequestRecord, key: bytes) -> RequestDone:
     report = record.cache
     plain: dict[str, Any] = {name: getattr(record, name) for name in PLAIN}
     session, gap = record.session, record.longest_gap
+    prompt = gap.prompt if gap else None
     return RequestDone(
         **plain,
         session=None if session is None else Digest(int.from_bytes(session)),
+        tenant=Digest.of_bytes(record.tenant, key) if record.tenant else None,
         num_adapters=len(record.adapters),
         adapters=adapter_set(record.adapters, key),
         path=report.path,
@@ -147,6 +165,10 @@ def _done(record: RequestRecord, key: bytes) -> RequestDone:
         longest_gap_s=gap.seconds if gap else None,
         longest_gap_cause=gap.cause if gap else None,
         longest_gap_prefill_tokens=gap.num_prefill_tokens if gap else None,
+        longest_gap_at=gap.at if gap else None,
+        longest_gap_request_id=prompt.request_id if prompt else None,
+        longest_gap_prompt_tokens=prompt.num_prompt_tokens if prompt else None,
+        longest_gap_prompt_at=prompt.start if prompt else None,
     )
 
 
@@ -179,3 +201,7 @@ class FanOut:
     def cost(self, record: CostRecord) -> None:
         for observer in self.observers:
             observer.cost(record)
+
+    def usage(self, record: CoreStatistics) -> None:
+        for observer in self.observers:
+            observer.usage(record)

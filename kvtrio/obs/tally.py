@@ -12,6 +12,7 @@ from attrs import define, field
 
 from kvtrio.core.events import Cached, Rejected
 from kvtrio.core.explain import MissReason, TurnClass
+from kvtrio.core.state import CoreStatistics
 from kvtrio.core.storage import TierMoves
 from kvtrio.core.types import FinishReason, GapCause, RejectReason
 from kvtrio.engine.records import BreachReason, CostRecord, RequestRecord, StepRecord
@@ -182,6 +183,9 @@ class Tally:
 
     def cost(self, record: CostRecord) -> None:
         """Metrics show it as it is when they are asked for."""
+
+    def usage(self, record: CoreStatistics) -> None:
+        """As ``cost``."""
 
     def moved(self, record: TierMoves) -> None:
         self.moves.num_promoted += record.num_promoted

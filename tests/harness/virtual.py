@@ -27,6 +27,7 @@ from kvtrio.core.identity import KeyMaker
 from kvtrio.core.machine import Core
 from kvtrio.core.policy import Policy
 from kvtrio.core.sampling import SamplingParams
+from kvtrio.core.state import CoreStatistics
 from kvtrio.core.storage import TierMoves
 from kvtrio.core.types import StateClass
 from kvtrio.engine import Engine, Handle, open_engine
@@ -143,6 +144,7 @@ class Records:
     moves: list[TierMoves] = field(factory=list)
     rejections: list[Rejected] = field(factory=list)
     costs: list[CostRecord] = field(factory=list)
+    usages: list[CoreStatistics] = field(factory=list)
 
     def step(self, record: StepRecord) -> None:
         self.steps.append(record)
@@ -161,6 +163,9 @@ class Records:
 
     def cost(self, record: CostRecord) -> None:
         self.costs.append(record)
+
+    def usage(self, record: CoreStatistics) -> None:
+        self.usages.append(record)
 
 
 @frozen
