@@ -56,6 +56,11 @@ RULES = {
         ("attrs", "hypercorn", "msgspec", "quart", "quart_trio", "trio", "werkzeug"),
         frozenset({"asyncio"}),
     ),
+    "kvtrio.replay": Rule(
+        ("kvtrio.core", "kvtrio.engine", "kvtrio.model", "kvtrio.obs", "kvtrio.__version__"),
+        ("attrs", "msgspec", "numpy", "tqdm", "trio"),
+        frozenset({"asyncio"}),
+    ),
     "kvtrio.bench": Rule((), ("attrs", "trio"), frozenset({"asyncio"})),
     "kvtrio.plugins": Rule(),
     "kvtrio.config": Rule(("kvtrio.config_model",), ("attrs", "cyclopts")),
