@@ -1,9 +1,7 @@
-"""State as it is kept outside the server's memory: blocks and states, with all they depend on.
+"""State outside memory: what a file of the disk tier holds, and what can be wrong with one.
 
-1. A key is made of everything that the state depends on (see ``identity``); ``parent`` and the
-   tokens with their contexts are kept beside it, and compared on every hit.
-2. The state behind the first tokens of a block is a thing of its own, whose key is that of these
-   tokens: the block may grow, and is then another.
+A block's K and V and the state of recurrent layers at a position are separate entries with the same
+key, so that either can be there without the other.
 """
 
 from enum import Enum
@@ -22,22 +20,20 @@ class RunOfContext:
 
 @frozen
 class StoredHead:
-    """What a stored block or state is, without its bytes."""
+    """An entry without its bytes: all that the index needs to find it again."""
 
     key: bytes
-    """32 bytes."""
+    """32 bytes: the block's key."""
     parent: bytes
     """Key of the block before, or the root key."""
     start: int
-    """Position of the first token."""
     token_ids: tuple[int, ...]
     runs: tuple[RunOfContext, ...]
-    """Ascending, the first at offset 0."""
     state_offset: int = 0
-    """0: K and V of the tokens. Else the state of recurrent layers behind them: so many they are.
-    Both may be there under one key."""
+    """0: K and V of the block; else the state of recurrent layers behind so many of its tokens, which
+    are all of ``token_ids``: a block grows, and its states stay what they are."""
     size: int = 0
-    """Bytes of its file; 0 while it has none."""
+    """Bytes of its file."""
 
     @property
     def end(self) -> int:
@@ -47,31 +43,50 @@ class StoredHead:
 
 @frozen
 class Stored:
-    """A block or a state."""
+    """An entry with its bytes."""
 
     head: StoredHead
     parts: tuple[bytes, ...]
-    """Raw bytes as the backend gave them, one per group with K and V (or, of a state, per group of
-    recurrent layers); an empty one where a group had nothing any more."""
+    """Raw bytes of the block, or slot, as the backend gave them: one part per group with K and V, or
+    of recurrent layers. An empty one where a group had nothing any more."""
 
 
-class DiscardReason(Enum):
-    """Why something stored is of no use, or could not be written."""
+class StoreFault(Enum):
+    """What is wrong with a stored file, or keeps one from being stored."""
 
-    MISSING = "missing"
+    NOT_FOUND = "not_found"
+    NAME = "name"
+    """Not one path component that can name a session."""
+    NOT_REGULAR = "not_regular"
+    """A link, a folder, a pipe."""
+    TRUNCATED = "truncated"
     DAMAGED = "damaged"
-    """Its checksum, its form or its size is wrong."""
+    """Its checksum or its form is wrong."""
+    NEWER = "newer"
+    """Of a format version that this program does not know."""
     FOREIGN = "foreign"
-    """Of another format, or not a file of ours."""
-    UNREADABLE = "unreadable"
-    """The system reports an error."""
-    FULL = "full"
-    """No room on the disk, or under the limit."""
+    """Not written by this program."""
+    TEMPORARY = "temporary"
+    """Left behind by a process that died while it wrote."""
+    LIMIT = "limit"
+    """It does not fit into the store's size limit."""
+    NO_SPACE = "no_space"
+    """The disk is full, or a quota is."""
+    IO = "io"
+    """The system could not read or write."""
+    LOCKED = "locked"
+    """Another process uses the store."""
+    MODEL = "model"
+    """State of another model."""
+    FORMAT = "format"
+    """State of this model in another KV format or arithmetic."""
+    ADAPTERS = "adapters"
+    """State of adapters that are not loaded."""
 
 
 class StoreError(Exception):
-    """Reading or writing failed; ``reason`` says why."""
+    """The only error of ``kvtrio.store``. Its text is the fault's name and nothing else."""
 
-    def __init__(self, reason: DiscardReason) -> None:
-        super().__init__(reason.value)
-        self.reason = reason
+    def __init__(self, fault: StoreFault) -> None:
+        super().__init__(fault.value)
+        self.fault = fault
