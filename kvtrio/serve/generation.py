@@ -62,13 +62,15 @@ class Generation:
     @classmethod
     def start(cls, engine: Engine, job: Job, n_ctx: int, listener: Listener) -> "Generation":
         """Hand the job's requests to the engine; raises ``ApiError`` if it refuses any."""
-        submits = [_submit(engine.new_id(), job, index, n_ctx) for index in range(job.num_answers)]
+        submits = [
+            submit_of(engine.new_id(), job, index, n_ctx) for index in range(job.num_answers)
+        ]
         asks = job.queueing.predict
         predicted_s = engine.predicted_first_token_s(submits[0]) if asks else None
         try:
             group = engine.submit_all(submits)
         except Refused as refused:
-            raise _refusal(refused.rejected, job, predicted_s) from None
+            raise refusal_error(refused.rejected, job, predicted_s) from None
         except EngineStopped:
             raise ApiError(STOPPED) from None
         choices = {
@@ -153,7 +155,8 @@ class Generation:
         return End(choice, text, choice.add((), text))
 
 
-def _submit(request_id: RequestId, job: Job, index: int, n_ctx: int) -> Submit:
+def submit_of(request_id: RequestId, job: Job, index: int, n_ctx: int) -> Submit:
+    """What the engine is asked for answer ``index``."""
     wanted, keeping, prompt_index = job.max_new_tokens, job.keeping, index // job.n
     queueing = job.queueing
     return Submit(
@@ -181,7 +184,8 @@ def _submit(request_id: RequestId, job: Job, index: int, n_ctx: int) -> Submit:
     )
 
 
-def _refusal(rejected: Rejected, job: Job, predicted_s: float | None) -> ApiError:
+def refusal_error(rejected: Rejected, job: Job, predicted_s: float | None) -> ApiError:
+    """What the caller is told of a request that the engine refused."""
     retry_after_s, limit = rejected.retry_after_s, rejected.limit
     match rejected.reason:
         case RejectReason.TOO_LONG:
