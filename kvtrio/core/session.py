@@ -59,3 +59,17 @@ class SessionHead:
 
 Parts = tuple[bytes, ...]
 """Raw bytes of a block or a state, one part per group as in ``stored.Stored``."""
+
+
+@frozen(kw_only=True)
+class SessionInfo:
+    """A saved session, without what is in it."""
+
+    name: str
+    identity: ServerIdentity
+    num_tokens: int
+    num_states: int
+    num_bytes: int
+    """Of all its files, those that it shares with other sessions included."""
+    num_new_bytes: int = 0
+    """Of those that were written for it when it was saved."""
