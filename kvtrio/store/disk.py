@@ -107,7 +107,7 @@ class DiskStore:
         """
         header = sealed(fields_of(stored.head), stored.parts)
         raw = header.encoded()
-        head = evolve(stored.head, size=len(raw) + sum(header.sizes))
+        head = evolve(stored.head, size=len(raw) + header.num_bytes)
         name = entry_name(head.key, head.state_offset)
         known = self._book(name, head.size)
         if known is not None:

@@ -43,6 +43,11 @@ class Header:
     """Of the parts, in bytes."""
     checksum: bytes
 
+    @property
+    def num_bytes(self) -> int:
+        """Of the parts together."""
+        return sum(self.sizes)
+
     def encoded(self) -> bytes:
         """With its length in front, and padded, as it stands in the file."""
         metadata = {"format": FORMAT, "version": str(VERSION), **self.fields}
@@ -55,8 +60,12 @@ class Header:
         text += b" " * (-(_LENGTH_BYTES + len(text) + end) % _GRAIN)
         return len(text).to_bytes(_LENGTH_BYTES, "little") + text
 
+    def unsealed(self) -> bytes:
+        """As it enters the checksum."""
+        return evolve(self, checksum=_NO_CHECKSUM).encoded()
+
     def checksum_with(self, parts: Sequence[bytes]) -> bytes:
-        hasher = blake3(evolve(self, checksum=_NO_CHECKSUM).encoded())
+        hasher = blake3(self.unsealed())
         for part in parts:
             hasher.update(part)
         return hasher.digest()
@@ -82,7 +91,7 @@ def read_header(files: Files, fd: int) -> tuple[Header, int]:
         raise StoreError(StoreFault.DAMAGED)
     raw = prefix + files.read(fd, length)
     header = _parse(raw[_LENGTH_BYTES:])
-    missing = len(raw) + sum(header.sizes) - size
+    missing = len(raw) + header.num_bytes - size
     if missing:
         raise StoreError(StoreFault.TRUNCATED if missing > 0 else StoreFault.DAMAGED)
     if header.encoded() != raw:
