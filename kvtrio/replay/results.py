@@ -8,7 +8,7 @@ times are in seconds, on the replay's own clock; None is what the server does no
 
 from collections.abc import Iterator
 from enum import Enum
-from typing import BinaryIO, Literal
+from typing import BinaryIO, Final, Literal
 
 import msgspec
 from msgspec import Struct
@@ -17,7 +17,7 @@ from kvtrio.core.explain import CachePath, MissReason, TurnClass
 from kvtrio.core.types import Retain
 from kvtrio.replay.scenario import Use
 
-SCHEMA = "kvtrio.replay/1"
+SCHEMA: Final = "kvtrio.replay/1"
 MAX_LINE_BYTES = 16 << 20
 
 
