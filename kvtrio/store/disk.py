@@ -114,7 +114,7 @@ class DiskStore:
             return known
         try:
             with typed_faults():
-                write_file(self._files, name, (raw, *stored.parts), is_synced=False)
+                write_file(self._files, name, (raw, *stored.parts))
         except BaseException:
             self._give_up(name, head.size)
             raise

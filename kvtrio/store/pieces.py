@@ -28,13 +28,13 @@ class PieceFolder:
     files: Files
 
     def write(self, parts: Sequence[bytes]) -> tuple[Piece, bool]:
-        """The piece, and whether it is new; a new one is synced, its name not yet."""
+        """The piece, and whether it is new; a new one is not synced."""
         header = sealed({}, parts)
         raw = header.encoded()
         piece = Piece(header.checksum, len(raw) + header.num_bytes)
         is_new = not self.has(piece)
         if is_new:
-            write_file(self.files, piece.digest.hex(), (raw, *parts), is_synced=True)
+            write_file(self.files, piece.digest.hex(), (raw, *parts))
         return piece, is_new
 
     def read(self, piece: Piece) -> Parts:
@@ -69,15 +69,14 @@ class PieceFolder:
             yield from chunks(lambda num_bytes: self.files.read(fd, num_bytes), piece.size)
 
     def copy_in(self, piece: Piece, read: Read) -> bool:
-        """Its file, as ``read`` gives it; whether that is new. Raises StoreError, and then nothing
-        has changed."""
+        """Its file, as ``read`` gives it, unsynced; whether it is new. Raises StoreError, and then
+        nothing has changed."""
         name = piece.digest.hex()
         is_new = not self.has(piece)
         try:
             with created(self.files, name + TEMPORARY) as fd:
                 for chunk in chunks(read, piece.size):
                     self.files.write(fd, chunk)
-                self.files.sync(fd)
             self.check(piece, name + TEMPORARY)
             self.files.rename(name + TEMPORARY, name)
         except (OSError, StoreError):

@@ -159,6 +159,10 @@ class SessionStore:
         """``owner``: None for whoever it may be. Raises StoreError."""
         return self._manifest(name, owner).info(name)
 
+    def head(self, name: str, owner: bytes | None) -> SessionHead:
+        """Raises StoreError."""
+        return self._manifest(name, owner).head
+
     def exists(self, name: str, owner: bytes | None) -> bool:
         """Whether there is something that can be restored, or is at fault. Raises StoreError."""
         try:

@@ -67,7 +67,8 @@ class Change:
 
     def commit(self, name: str, manifest: Manifest) -> None:
         """When it raises, the old manifest is there, or the new one."""
-        self.pieces.files.sync_names()
+        if self._new:
+            self.pieces.files.sync_all()
         with created(self.root, SAVING) as fd:
             self.root.write(fd, encode(manifest))
             self.root.sync(fd)
