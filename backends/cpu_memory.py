@@ -69,6 +69,7 @@ def core_groups(
             group.state_class,
             group.window,
             -(-len(group.layers) * (size.keys + size.values) // block_size),
+            bytes_per_block=len(group.layers) * (size.keys + size.values),
         )
         for group, size in zip(groups, sizes, strict=True)
     )

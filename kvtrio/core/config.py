@@ -16,6 +16,13 @@ class Group:
     """0 for recurrent layers."""
     bytes_per_state: int = 0
     """Of one slot: the state of all the group's recurrent layers; 0 for other layers."""
+    bytes_per_block: int = 0
+    """Of one block as it is read and written, where that is not its tokens' bytes."""
+
+    def part_bytes(self, block_size: int) -> int:
+        """Of one block or slot as it is read and written."""
+        by_token = self.bytes_per_block or self.bytes_per_token * block_size
+        return self.bytes_per_state or by_token
 
 
 @frozen(kw_only=True)
