@@ -28,11 +28,16 @@ class Held:
     states: tuple[Wanted, ...] = ()
 
 
-def held_in(state: State, place: int) -> Held:
-    """Of a place where nobody runs."""
-    trail = state.places.contents[place]
-    path, num_tokens = _path(state, trail) if trail else ([], 0)
-    if trail is None or not path:
+def held_in(state: State, place: int, namespace: bytes) -> Held:
+    """Of a place where nobody runs; nothing, if what is there is not of this namespace."""
+    trail = _contents(state, place, namespace)
+    return held_of(state, trail) if trail else Held(NOTHING)
+
+
+def held_of(state: State, trail: TokenTrail) -> Held:
+    """Of a sequence, wherever it ran."""
+    path, num_tokens = _path(state, trail)
+    if not path:
         return Held(NOTHING)
     wanted = wanted_of(path, num_tokens)
     blocks = tuple(each for each in wanted if each.checkpoint is None)
@@ -50,13 +55,14 @@ def held_in(state: State, place: int) -> Held:
     return Held(head, blocks, states)
 
 
-def erase(state: State, place: int, now: float) -> None:
-    """Forget what a place holds, and its state as far as nobody else has a use for it."""
-    trail = state.places.contents[place]
+def erase(state: State, place: int, namespace: bytes, now: float) -> None:
+    """Forget what a place holds of a namespace, and its state as far as nobody else has a use for
+    it."""
+    trail = _contents(state, place, namespace)
     if trail is not None:
         path, _ = _path(state, trail)
         state.cache.forget(path, now)
-    state.places.replace(place, None)
+        state.places.replace(place, None)
 
 
 def num_resumable(state: State, trail: TokenTrail) -> int:
@@ -73,6 +79,12 @@ def require_sizes(config: CoreConfig, pieces: Sequence[Incoming]) -> None:
     for piece in pieces:
         if tuple(map(len, piece.parts)) != (states if piece.is_state else blocks):
             raise StoreError(StoreFault.FORMAT)
+
+
+def _contents(state: State, place: int, namespace: bytes) -> TokenTrail | None:
+    trail = state.places.contents[place]
+    is_theirs = trail is not None and trail.contexts[0][1].identity.namespace == namespace
+    return trail if is_theirs else None
 
 
 def _path(state: State, trail: TokenTrail) -> tuple[list[Block], int]:

@@ -136,9 +136,11 @@ class Hold:
 
 @frozen
 class Erase:
-    """Forget what a place holds in which nobody runs, and its state, unless others share it."""
+    """Forget what a place holds of a namespace while nobody runs there, and its state, unless
+    others share it."""
 
     place: int
+    namespace: bytes = b""
 
 
 Input = Submit | Abort | Drain | Tick | Read | Bring | Hold | Erase

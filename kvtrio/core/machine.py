@@ -69,8 +69,8 @@ class Core(State):
             case Hold(place, trail):
                 self.places.replace(place, trail)
                 return []
-            case Erase(place):
-                erase(self, place, now)
+            case Erase(place, namespace):
+                erase(self, place, namespace, now)
                 return []
 
     @property

@@ -161,6 +161,11 @@ class Hub:
                     return result
             await self._has_ended.wait()
 
+    def look(self, at: Callable[[Core], T]) -> T:
+        """At the core, for a moment."""
+        with self._lock:
+            return at(self._core)
+
     def trail(self, conversation: Conversation) -> TokenTrail:
         with self._lock:
             return self._core.trail(conversation)

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 from attrs import define, frozen
 
-from kvtrio.core.contents import Held, held_in, num_resumable, require_sizes
-from kvtrio.core.events import Bring, Erase, Hold, Read
+from kvtrio.core.contents import Held, held_in, held_of, num_resumable, require_sizes
+from kvtrio.core.events import Bring, Conversation, Erase, Hold, Read
 from kvtrio.core.heads import Wanted
 from kvtrio.core.identity import TokenTrail
 from kvtrio.core.machine import Core
@@ -24,7 +24,7 @@ class StateGone(Exception):
 
 @frozen(eq=False)
 class SavedPlace:
-    """What a place held when it was asked. Nothing of it is held for the caller."""
+    """What a place or memory held when it was asked. Nothing of it is held for the caller."""
 
     head: SessionHead
     _held: Held
@@ -51,10 +51,15 @@ class Restoring:
     """A session on its way into memory: ``put`` its parts in order, then ``commit``. What was put
     serves whoever has the same beginning, committed or not; the place changes by ``commit``."""
 
-    _place: int
+    _place: int | None
     _trail: TokenTrail
     _hub: Hub
     _num_tokens: int = 0
+
+    @property
+    def num_known(self) -> int:
+        """How many of the session's first tokens a request can find now."""
+        return self._hub.look(lambda core: num_resumable(core, self._trail))
 
     async def put(self, blocks: Sequence[Parts], states: Sequence[tuple[int, Parts]] = ()) -> None:
         """The next blocks, and states (position, parts) within all blocks so far.
@@ -76,28 +81,39 @@ class Restoring:
         await self._hub.ask(lambda number: Bring(number, self._trail, ordered))
 
     async def commit(self) -> int:
-        """The place, as soon as nobody runs there, stands for the session. Returns how many of its
-        first tokens a request can find now."""
+        """The place, if one was named, stands for the session as soon as nobody runs there. Returns
+        how many of its first tokens a request can find now."""
+        place = self._place
+        if place is None:
+            return self.num_known
 
         def hold(core: Core, now: float) -> int:
-            core.handle(Hold(self._place, self._trail), now)
+            core.handle(Hold(place, self._trail), now)
             return num_resumable(core, self._trail)
 
-        return await self._hub.when_idle(self._place, hold)
+        return await self._hub.when_idle(place, hold)
 
 
-async def save_place(hub: Hub, place: int) -> SavedPlace:
-    """What a place holds, as soon as nobody runs there."""
-    held = await hub.when_idle(place, lambda core, now: held_in(core, place))
+async def save_place(hub: Hub, place: int, namespace: bytes) -> SavedPlace:
+    """What a place holds of a namespace, as soon as nobody runs there."""
+    held = await hub.when_idle(place, lambda core, now: held_in(core, place, namespace))
     return SavedPlace(held.head, held, hub)
 
 
-async def erase_place(hub: Hub, place: int) -> int:
-    """Forget it, as soon as nobody runs there. Returns the number of tokens that it held."""
+def save(hub: Hub, conversation: Conversation) -> SavedPlace:
+    """What memory has of a conversation, wherever it ran."""
+    trail = hub.trail(conversation)
+    held = hub.look(lambda core: held_of(core, trail))
+    return SavedPlace(held.head, held, hub)
+
+
+async def erase_place(hub: Hub, place: int, namespace: bytes) -> int:
+    """Forget what a place holds of a namespace, as soon as nobody runs there. Returns the number of
+    tokens."""
 
     def erase(core: Core, now: float) -> int:
-        num_tokens = len(held_in(core, place).head.token_ids)
-        core.handle(Erase(place), now)
+        num_tokens = len(held_in(core, place, namespace).head.token_ids)
+        core.handle(Erase(place, namespace), now)
         return num_tokens
 
     return await hub.when_idle(place, erase)
