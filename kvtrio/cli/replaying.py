@@ -18,11 +18,11 @@ from kvtrio.cli import exits
 from kvtrio.cli.replay_http import client_for
 from kvtrio.replay.actions import Operator
 from kvtrio.replay.pacing import PlaySettings, Schedule, schedule
+from kvtrio.replay.played import Played
 from kvtrio.replay.player import Player
 from kvtrio.replay.results import Api, End, Line, Result, Run, Verdict, encode_line
 from kvtrio.replay.scenario import Adapter
 from kvtrio.replay.scenario_file import Scenario, ScenarioError, read_scenario
-from kvtrio.replay.played import Played
 from kvtrio.replay.target import Http, ReplayError, Target, Wishes, look
 from kvtrio.replay.verdicts import Judge
 
