@@ -20,7 +20,8 @@ NEAR = 64
 _LOGGED = """
     SELECT
         'log' AS origin, timestamp AS ended, CAST(reason AS VARCHAR) AS reason, place, request_id,
-        num_prompt_tokens AS prompt, num_cached_tokens AS cached, num_computed_tokens AS computed,
+        num_prompt_tokens AS prompt, coalesce(num_cached_tokens, 0) AS cached,
+        coalesce(num_computed_tokens, 0) AS computed,
         coalesce(num_generated_tokens, 0) AS generated,
         coalesce(num_device_tokens, 0) AS device, coalesce(num_host_tokens, 0) AS ram,
         num_disk_tokens AS disk, coalesce(num_recomputed_tokens, 0) AS again,
