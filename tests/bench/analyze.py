@@ -184,8 +184,9 @@ def main() -> None:
         ]
         subprocess.run([*command, *out], check=True, stdout=subprocess.DEVNULL)
         seconds = time.perf_counter() - start
-        peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
-        print(f"{seconds:.1f} s, {peak:,.0f} MiB at the peak")
+        usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+        processor_s, peak = usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024
+        print(f"{seconds:.1f} s, {processor_s:.1f} s of processors, {peak:,.0f} MiB at the peak")
 
 
 if __name__ == "__main__":

@@ -27,7 +27,11 @@ PLOTS: dict[str, tuple[tuple[Plot, str], ...]] = {
         (plots.turns_over_time, "Turns by the time at which they ended."),
     ),
     "What was lost": (
-        (plots.tier_usage, "The fullest moment of each interval; below, the average queue."),
+        (
+            plots.tier_usage,
+            "Blocks in use at the fullest moment of each interval, and on average "
+            "requests that run and wait.",
+        ),
     ),
     "How long people waited": (
         (plots.gap_distribution, "Answers by their longest gap, and what it was spent on."),
