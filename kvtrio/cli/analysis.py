@@ -1,5 +1,9 @@
 """What ``kvtrio analyze`` does with its flags: read, print, write."""
 
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +17,13 @@ from kvtrio.replay.analysis.errors import AnalysisError
 from kvtrio.replay.analysis.export import write_csv, write_json, write_text
 from kvtrio.replay.analysis.page import report_page
 from kvtrio.replay.analysis.report import Report, report_of
-from kvtrio.replay.analysis.store import open_store
+from kvtrio.replay.analysis.store import Store, open_store
 from kvtrio.replay.analysis.table import Table
 from kvtrio.replay.analysis.text import text_report
 from kvtrio.replay.analysis.times import Limits
+
+LONG_BYTES = 200_000_000
+CLEAR_LINE = "\r\x1b[K"
 
 
 @frozen(kw_only=True)
@@ -47,7 +54,8 @@ def run_analysis(wishes: Wishes) -> int:
     """Return the exit code."""
     try:
         _check(wishes)
-        written = _compared(wishes) if wishes.is_comparison else _reported(wishes)
+        with _interrupted_by(signal.SIGTERM, signal.SIGHUP):
+            written = _compared(wishes) if wishes.is_comparison else _reported(wishes)
         print(written.text)
         if wishes.json_file is not None:
             write_json(wishes.json_file, written.plain)
@@ -59,6 +67,17 @@ def run_analysis(wishes: Wishes) -> int:
         exits.complain(error)
         return exits.USAGE
     return exits.OK
+
+
+@contextmanager
+def _interrupted_by(*signals: signal.Signals) -> Iterator[None]:
+    """End as by Ctrl-C, so that the temporary files go; as before when the block ends."""
+    before = [signal.signal(each, signal.default_int_handler) for each in signals]
+    try:
+        yield
+    finally:
+        for each, handler in zip(signals, before, strict=True):
+            signal.signal(each, handler)
 
 
 def _check(wishes: Wishes) -> None:
@@ -78,15 +97,28 @@ def _reported(wishes: Wishes) -> Written:
 
 
 def _report(wishes: Wishes, paths: tuple[Path, ...]) -> Report:
-    with open_store(paths, wishes.memory_mib) as store:
+    with _opened(wishes, paths) as store:
         return report_of(store, Limits(*wishes.limits))
+
+
+@contextmanager
+def _opened(wishes: Wishes, paths: tuple[Path, ...]) -> Iterator[Store]:
+    """Says what takes a while, to whoever looks."""
+    size = sum(path.stat().st_size for path in paths if path.is_file())
+    is_long = size > LONG_BYTES and sys.stderr.isatty()
+    if is_long:
+        print(f"reading {size / 1e9:.1f} GB...", end="", file=sys.stderr, flush=True)
+    with open_store(paths, wishes.memory_mib) as store:
+        if is_long:
+            print(CLEAR_LINE, end="", file=sys.stderr, flush=True)
+        yield store
 
 
 def _compared(wishes: Wishes) -> Written:
     """Both are read before either is asked: what one server does not tell is asked of neither."""
     limits = Limits(*wishes.limits)
     a, b = ((path,) for path in wishes.logs)
-    with open_store(a, wishes.memory_mib) as first, open_store(b, wishes.memory_mib) as second:
+    with _opened(wishes, a) as first, _opened(wishes, b) as second:
         comparison = compare(first, second, limits)
     tables = (difference_table(comparison.differences), *comparison.tables)
     page = comparison_page(comparison)

@@ -60,7 +60,7 @@ def analyze(
         int,
         Parameter(
             name="--memory-mib",
-            validator=Number(gte=64),
+            validator=Number(gte=256),
             help="What the database may use; what does not fit lies on disk, in $TMPDIR.",
         ),
     ] = 384,
