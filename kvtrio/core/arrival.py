@@ -11,6 +11,7 @@ from attrs import define, field, frozen
 
 from kvtrio.core.batch import Load
 from kvtrio.core.blocks import Block
+from kvtrio.core.config import CoreConfig
 from kvtrio.core.identity import TokenTrail
 from kvtrio.core.index import Match
 from kvtrio.core.stored import Incoming
@@ -29,6 +30,8 @@ class Arrival:
     trail: TokenTrail
     pieces: deque[Incoming]
     """Not there yet."""
+    is_fetched: bool = False
+    """From the disk tier, for a request."""
     num_tokens: int = 0
     """So many from the start are there."""
     known: list[Block] = field(init=False, factory=list)
@@ -85,6 +88,8 @@ class Entrance:
         block = cache.publish(own, Position(parent, arrival.trail), piece.num_tokens, now)
         assert block is own, "nothing there has its tokens"
         block.is_from_disk = True
+        if cache.keeper is not None and piece.is_kept:
+            cache.keeper.forget_block(block)
         path.append(block)
 
     def _enter_state(
@@ -100,4 +105,13 @@ class Entrance:
             return
         if (slot := states.spare(now)) is not None:
             self.cache.load(Load(slot.places, piece.parts, slot.tier))
-            states.hand_over(block, piece.num_tokens, slot)
+            found = states.hand_over(block, piece.num_tokens, slot)
+            if self.cache.keeper is not None and piece.is_kept and found is not None:
+                self.cache.keeper.forget_state(found)
+
+
+def has_sizes(config: CoreConfig, piece: Incoming) -> bool:
+    """Whether its parts are of the sizes that state has here."""
+    groups = config.point_groups if piece.is_state else config.token_groups
+    sizes = [config.groups[group].part_bytes(config.block_size) for group in groups]
+    return list(map(len, piece.parts)) == sizes

@@ -54,6 +54,8 @@ class CoreConfig:
     0 where there are no such groups."""
     num_host_state_slots: int = 0
     """The same in RAM, all for checkpoints."""
+    disk_bytes: int = 0
+    """Of all files of the disk tier; 0: there is none."""
     checkpoint_spacing: int = 32
     """Tokens; a prompt's checkpoints are not closer to each other, nor to where it resumed."""
     checkpoint_grid: int = 512

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from attrs import frozen
 
+from kvtrio.core.arrival import has_sizes
 from kvtrio.core.blocks import Block
 from kvtrio.core.checkpoints import resumable
 from kvtrio.core.config import CoreConfig
@@ -73,12 +74,8 @@ def num_resumable(state: State, trail: TokenTrail) -> int:
 
 def require_sizes(config: CoreConfig, pieces: Sequence[Incoming]) -> None:
     """Raise StoreError where parts are not of the sizes that state has here."""
-    groups, size = config.groups, config.block_size
-    blocks = tuple(groups[i].part_bytes(size) for i in config.token_groups)
-    states = tuple(groups[i].part_bytes(size) for i in config.point_groups)
-    for piece in pieces:
-        if tuple(map(len, piece.parts)) != (states if piece.is_state else blocks):
-            raise StoreError(StoreFault.FORMAT)
+    if not all(has_sizes(config, piece) for piece in pieces):
+        raise StoreError(StoreFault.FORMAT)
 
 
 def _contents(state: State, place: int, namespace: bytes) -> TokenTrail | None:

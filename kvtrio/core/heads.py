@@ -27,13 +27,18 @@ class Wanted:
             return self.checkpoint.entry != 0
         return self.block.key is not None and self.block.key == self.key
 
-    def save(self, keys: KeyMaker, groups: tuple[int, ...]) -> Save:
+    def head(self, keys: KeyMaker) -> StoredHead:
+        if self.checkpoint is not None:
+            return head_of_state(keys, self.checkpoint)
+        return head_of_block(keys, self.block, self.num_tokens)
+
+    def save(self, head: StoredHead, groups: tuple[int, ...]) -> Save:
         """How to read it. ``groups``: those with K and V."""
         if self.checkpoint is not None:
             slot = self.checkpoint.slot
-            return Save(head_of_state(keys, self.checkpoint), slot.places, slot.tier)
+            return Save(head, slot.places, slot.tier)
         places = tuple(zip(groups, self.block.ids, strict=True))
-        return Save(head_of_block(keys, self.block, self.num_tokens), places, self.block.tier)
+        return Save(head, places, self.block.tier)
 
 
 def wanted_of(blocks: Sequence[Block], num_tokens: int) -> list[Wanted]:
