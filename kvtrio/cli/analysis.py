@@ -72,9 +72,12 @@ def _check(logs: tuple[Path, ...], options: AnalyzeOptions) -> None:
         raise AnalysisError("name a log")
     if options.compare and len(logs) != 2:
         raise AnalysisError("--compare takes two files")
-    if not options.compare and len({path.resolve() for path in logs}) < len(logs):
+    resolved = {path.resolve() for path in logs}
+    if not options.compare and len(resolved) < len(logs):
         raise AnalysisError("a file is named twice, and would count twice")
     for path in (options.json_file, options.html_file):
+        if path is not None and path.resolve() in resolved:
+            raise AnalysisError(f"{path} is a log, and would be written over")
         if path is not None:
             try_file(path)
 

@@ -203,6 +203,7 @@ def test_the_command_compares(
         (["missing.jsonl"], "is not a file"),
         (["--compare", "{log}"], "--compare takes two files"),
         (["{log}", "{log}"], "named twice"),
+        (["{log}", "--json", "{log}"], "written over"),
         (["{log}", "--html", "{log}/page.html"], "cannot write"),
         (["{log}", "--csv", "{log}"], "cannot write"),
         (["{log}", "--memory-mib", "1"], "--memory-mib"),
