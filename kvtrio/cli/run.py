@@ -199,11 +199,13 @@ def _sessions(prepared: Prepared, info: BackendInfo, services: Services) -> Sess
     if prepared.sessions is None:
         return None
     return Sessions(
-        services.engine,
-        prepared.sessions,
-        _identity(prepared, info),
-        services.loader.adapters,
-        ThreadOffload(1),
+        engine=services.engine,
+        files=prepared.sessions,
+        identity=_identity(prepared, info),
+        adapters=services.loader.adapters,
+        beside=ThreadOffload(1),
+        emit=services.emit,
+        log_key=services.settings.sealer.log_key,
     )
 
 
