@@ -117,7 +117,7 @@ async def _until_signal(
 ) -> bool:
     """Whether all was played; else a signal came first."""
     (http, target, report), is_complete = ends, False
-    operator = Operator(http, target, _restarter(given.restart))
+    operator = Operator(http, target, report.judge.doubt, _restarter(given.restart))
     player = Player(scenario, plan, given.settings, target, http, operator, report.take)
     with trio.open_signal_receiver(*SIGNALS) as signals:
         async with trio.open_nursery() as nursery:
