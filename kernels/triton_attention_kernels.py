@@ -19,6 +19,17 @@ def _chunk_of(tile_starts, tile, num_chunks):
 
 
 @triton.jit
+def _span(position, end, WINDOW: tl.constexpr, SEGMENT: tl.constexpr):
+    """The first key of a tile whose first query is at ``position``, and the one behind the last."""
+    oldest = tl.maximum(position - WINDOW + 1, 0) if WINDOW else 0
+    if SEGMENT:
+        segment = oldest // SEGMENT + tl.program_id(2)
+        oldest = tl.maximum(oldest, segment * SEGMENT)
+        end = tl.minimum(end, (segment + 1) * SEGMENT)
+    return oldest, end
+
+
+@triton.jit
 def _scores(queries, keys, is_key, is_seen, scale, SOFTCAP: tl.constexpr):
     """Float32 [queries, keys], -inf where not seen; ``keys`` are addresses [dim, keys]."""
     k = tl.load(keys, mask=is_key, other=0.0)
@@ -56,8 +67,7 @@ def attend_kernel(
     row. Then ``out`` has the parts and ``sums`` their maxima and sums."""
     tile, kv_head = tl.program_id(0), tl.program_id(1)
     chunk = tile if SEGMENT else _chunk_of(tile_starts, tile, num_chunks)
-    length = tl.load(lengths + chunk)
-    start = tl.load(starts + chunk)
+    length, start = tl.load(lengths + chunk), tl.load(starts + chunk)
     begin = 0 if SEGMENT else (tile - tl.load(tile_starts + chunk)) * BLOCK_Q
     m = tl.arange(0, BLOCK_M)
     query, in_group = begin + m // PADDED, m % PADDED
@@ -68,12 +78,8 @@ def attend_kernel(
         q + row[:, None] * row_stride + head[:, None] * head_stride + d[None, :],
         mask=is_row[:, None] & (d < DIM)[None, :], other=0.0,
     )  # fmt: skip
-    oldest = tl.maximum(start + begin - WINDOW + 1, 0) if WINDOW else 0
     end = start + tl.minimum(begin + BLOCK_Q, length)
-    if SEGMENT:
-        segment = oldest // SEGMENT + tl.program_id(2)
-        oldest = tl.maximum(oldest, segment * SEGMENT)
-        end = tl.minimum(end, (segment + 1) * SEGMENT)
+    oldest, end = _span(start + begin, end, WINDOW, SEGMENT)
     best = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     total = tl.zeros((BLOCK_M,), tl.float32)
     if HAS_SINKS:
@@ -95,10 +101,9 @@ def attend_kernel(
         )  # fmt: skip
         weights, kept, best = _softened(scores, best)
         total = total * kept + tl.sum(weights, 1)
-        acc = _weighed(
-            weights, values + place[:, None] * VALUE_DIM + v[None, :],
-            is_key[:, None] & (v < VALUE_DIM)[None, :], acc * kept[:, None],
-        )  # fmt: skip
+        is_value = is_key[:, None] & (v < VALUE_DIM)[None, :]
+        source = values + place[:, None] * VALUE_DIM + v[None, :]
+        acc = _weighed(weights, source, is_value, acc * kept[:, None])
     target = is_row[:, None] & (v < VALUE_DIM)[None, :]
     if SEGMENT:
         part = (chunk.to(tl.int64) * num_heads + head) * num_segments + tl.program_id(2)
@@ -106,8 +111,7 @@ def attend_kernel(
         tl.store(sums + part * 2, best, mask=is_row)
         tl.store(sums + part * 2 + 1, total, mask=is_row)
     else:
-        # Rows of the tile that are nobody's have seen nothing.
-        total = tl.where(is_row, total, 1.0)
+        total = tl.where(is_row, total, 1.0)  # rows that are nobody's have seen nothing
         result = (acc / total[:, None]).to(out.dtype.element_ty)
         place = row * num_heads + head
         tl.store(out + place[:, None] * VALUE_DIM + v[None, :], result, mask=target)
