@@ -62,6 +62,7 @@ def alone(*requests: Request) -> Scenario:
     return collect(checked([HEADER, *requests]))
 
 
+@pytest.mark.slow
 async def test_open_keeps_the_recorded_times(autojump_clock: Any) -> None:
     """Each request is sent when it came, divided by the speed; what the server says is noted."""
     played = await play(conversation(), SIM, evolve(OPEN, speed=4.0))
@@ -122,6 +123,7 @@ async def test_clients_that_leave(autojump_clock: Any) -> None:
     assert (second.output_tokens, third.left_s) == (0, None)
 
 
+@pytest.mark.slow
 async def test_what_the_server_refuses(autojump_clock: Any) -> None:
     """A full queue is told from a failure, and neither ends the replay."""
     many = [Request(id=n, at_s=0.0, output_tokens=50, prompt=(Fresh(100),)) for n in range(9)]
@@ -145,6 +147,7 @@ def evolve_header(max_context: int) -> Header:
     return Header(origin=Origin.MADE, max_context=max_context, purposes=("chat",))
 
 
+@pytest.mark.slow
 async def test_a_replay_that_is_stopped(autojump_clock: Any) -> None:
     """What ran gets a result all the same."""
     results: list[Result] = []
@@ -158,6 +161,7 @@ async def test_a_replay_that_is_stopped(autojump_clock: Any) -> None:
     assert [each.outcome for each in results] == [Outcome.CUT]
 
 
+@pytest.mark.slow
 async def test_what_a_server_is(autojump_clock: Any) -> None:
     """kvtrio is known by what it says; adapters are found by name, or in order, or it is said that
     they are missing."""
@@ -177,6 +181,7 @@ async def test_what_a_server_is(autojump_clock: Any) -> None:
             await look(http, Wishes(adapters={"a0": "other"}), ours)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("api", [Api.WORDS, Api.CHAT])
 async def test_servers_that_take_text(autojump_clock: Any, api: Api) -> None:
     """Prompts of words, that hold what was answered."""
