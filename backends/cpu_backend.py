@@ -120,6 +120,7 @@ class CpuBackend:
         """Run a step without choosing: raw logits of the sampled rows, [M, vocab], a copy."""
         rows = [chunk.sample for chunk in batch.chunks if chunk.sample is not None]
         plans = [RowPlan(row.params, None, None, 0, 1, False) for row in rows]
+        run_moves(self._open().places, batch)
         self._run(batch, plans)
         return self._open().logits[: len(rows)].copy()
 
