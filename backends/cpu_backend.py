@@ -10,15 +10,15 @@ from numpy.typing import NDArray
 from kvtrio.backends.base import BackendError, BackendInfo, BackendSettings
 from kvtrio.backends.cpu_adapters import CpuAdapters
 from kvtrio.backends.cpu_memory import (
-    BlockSize,
+    GroupSize,
     activation_bytes,
-    block_sizes,
     core_groups,
-    make_caches,
-    pool_bytes,
+    group_sizes,
+    make_stores,
 )
 from kvtrio.backends.cpu_model import Limits, NativeModel, Stored, make_model, require_kernels
 from kvtrio.backends.cpu_native import Native, floats_at
+from kvtrio.backends.cpu_recurrent import FLOAT_BYTES
 from kvtrio.backends.cpu_sampling import RowPlan, plan_rows, sample_rows
 from kvtrio.backends.cpu_step import StepWriter
 from kvtrio.backends.cpu_weights import (
@@ -29,7 +29,13 @@ from kvtrio.backends.cpu_weights import (
     plan_matrices,
     weight_bytes,
 )
-from kvtrio.backends.groups import LayerGroup, host_blocks, layer_groups
+from kvtrio.backends.groups import (
+    LayerGroup,
+    host_blocks,
+    layer_groups,
+    pool_bytes,
+    with_slots,
+)
 from kvtrio.backends.memory import (
     Needs,
     ram_available,
@@ -62,7 +68,7 @@ class _Plan:
 
     matrices: tuple[MatrixPlan, ...]
     groups: tuple[LayerGroup, ...]
-    sizes: tuple[BlockSize, ...]
+    sizes: tuple[GroupSize, ...]
 
 
 class CpuBackend:
@@ -153,20 +159,21 @@ class CpuBackend:
 
 def _copy(parts: _Parts, copy: Copy) -> None:
     """In a step without rows, which the native side does not know."""
-    source = parts.writer.place(copy.source, copy.source_tier)
-    target = parts.writer.place(copy.target, copy.target_tier)
-    for cache in parts.model.stored.caches:
-        if cache.group == copy.group:
-            alone = abi.Cache.from_buffer_copy(cache)
-            alone.group = 0
-            parts.native.check(
-                parts.native.cdll.kvt_cache_copy(alone, source, target, copy.num_tokens)
-            )
+    source, target = parts.writer.places(copy)
+    caches, states = parts.model.stored.stores.of_group(copy.group)
+    for cache in caches:
+        alone = abi.Cache.from_buffer_copy(cache)
+        alone.group = 0
+        parts.native.check(parts.native.cdll.kvt_cache_copy(alone, source, target, copy.num_tokens))
+    for state in states:
+        size = FLOAT_BYTES * state.stride
+        ctypes.memmove(state.data + target * size, state.data + source * size, size)
 
 
 def _load(native: Native, file: TensorFile, spec: ModelSpec, settings: BackendSettings) -> _Parts:
     groups = layer_groups(spec)
-    plan = _Plan(plan_matrices(native, file, spec), groups, block_sizes(native, groups, settings))
+    sizes = group_sizes(native, spec, groups, settings)
+    plan = _Plan(plan_matrices(native, file, spec), groups, sizes)
     fitting = _with_room(plan, spec, settings)
     info = evolve(
         _info(native, plan, spec, fitting),
@@ -174,7 +181,7 @@ def _load(native: Native, file: TensorFile, spec: ModelSpec, settings: BackendSe
     )
     stored = Stored(
         load_weights(native, file, spec, plan.matrices),
-        make_caches(native, groups, settings, info.num_blocks + info.num_host_blocks),
+        make_stores(native, groups, sizes, settings, info),
     )
     limits = Limits(
         max_rows=settings.max_rows,
@@ -190,7 +197,7 @@ def _load(native: Native, file: TensorFile, spec: ModelSpec, settings: BackendSe
         info=info,
         native=native,
         model=model,
-        writer=StepWriter(len(groups), 0 if info.is_unified else info.num_blocks, limits),
+        writer=StepWriter(_host_offsets(info), limits),
         adapters=CpuAdapters(native, model, spec),
         logits=floats_at(address, (limits.max_sampled, spec.vocab_size)),
     )
@@ -201,7 +208,7 @@ def _with_room(plan: _Plan, spec: ModelSpec, settings: BackendSettings) -> Backe
     weights = weight_bytes(plan.matrices, spec) + passing_bytes(plan.matrices)
     needs = Needs(
         weights=weights + activation_bytes(spec, settings),
-        pools=pool_bytes(plan.groups, plan.sizes, settings.num_blocks),
+        pools=_pool_bytes(plan, evolve(settings, host_bytes=0)),
         host=settings.host_bytes,
     )
     available = ram_available()
@@ -211,20 +218,34 @@ def _with_room(plan: _Plan, spec: ModelSpec, settings: BackendSettings) -> Backe
     return evolve(settings, host_bytes=needs.host)
 
 
+def _pool_bytes(plan: _Plan, settings: BackendSettings) -> int:
+    groups = core_groups(plan.groups, plan.sizes, settings.block_size)
+    settings = with_slots(groups, settings)
+    return pool_bytes(groups, settings, host_blocks(groups, settings))
+
+
+def _host_offsets(info: BackendInfo) -> tuple[int, ...]:
+    counts = (info.num_state_slots if group.bytes_per_state else info.num_blocks
+              for group in info.groups)  # fmt: skip
+    return tuple(0 if info.is_unified else count for count in counts)
+
+
 def _info(native: Native, plan: _Plan, spec: ModelSpec, settings: BackendSettings) -> BackendInfo:
     groups = core_groups(plan.groups, plan.sizes, settings.block_size)
+    settings = with_slots(groups, settings)
     num_host_blocks = host_blocks(groups, settings)
-    num_blocks = settings.num_blocks + num_host_blocks
     return BackendInfo(
         name="cpu",
         groups=groups,
         block_size=settings.block_size,
         num_blocks=settings.num_blocks,
         num_host_blocks=num_host_blocks,
+        num_state_slots=settings.num_state_slots,
+        num_host_state_slots=settings.num_host_state_slots or 0,
         is_unified=settings.is_unified is not False,
         vocab_size=spec.vocab_size,
         max_context=settings.max_context,
-        pool_bytes=pool_bytes(plan.groups, plan.sizes, num_blocks),
+        pool_bytes=pool_bytes(groups, settings, num_host_blocks),
         weight_bytes=weight_bytes(plan.matrices, spec),
         numerics=native.isa,
         num_converted=sum(each.kept != each.stored for each in plan.matrices),
