@@ -9,7 +9,16 @@ from attrs import evolve
 from harness.cpu_models import random_cpu
 from harness.native import isas
 from harness.torch_adapters import Loaded, Mix, loaded, merged_backend, random_adapter
-from harness.torch_models import ODD, PLAIN, SPECS, WINDOWED, Driver, greedy, random_prompt
+from harness.torch_models import (
+    ODD,
+    PLAIN,
+    RECURRENT,
+    SPECS,
+    WINDOWED,
+    Driver,
+    greedy,
+    random_prompt,
+)
 from kvtrio.backends.base import BackendError
 from kvtrio.core.batch import Batch
 from kvtrio.core.identity import AdapterUse
@@ -38,10 +47,10 @@ def cold(on: Loaded, mix: Mix, count: int) -> list[int]:
 
 
 @pytest.mark.parametrize("isa", isas())
-@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("name", SPECS | RECURRENT)
 def test_an_adapter_equals_changed_weights(name, isa):
     """All matrices and the head get what merging into the reference's weights gives."""
-    model = SPECS[name]
+    model = (SPECS | RECURRENT)[name]
     data = random_adapter(model, 1)
     expected = answer(loaded(merged_backend(model, [(data, -0.7)])), (), 17)
     on = loaded(random_cpu(model, isa), data)

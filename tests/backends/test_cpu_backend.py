@@ -12,10 +12,11 @@ from harness.cpu_models import cpu_settings, load_cpu, random_cpu, require_kerne
 from harness.native import isas
 from harness.torch_models import (
     GREEDY,
-    HYBRIDS,
     PLAIN,
+    RECURRENT,
     SPECS,
     WINDOWED,
+    WITH_EXPERTS,
     Driver,
     RandomFile,
     greedy,
@@ -44,10 +45,11 @@ def chunked(driver: Driver, request: int, prompt: list[int], size: int) -> torch
 
 
 @pytest.mark.parametrize("isa", isas())
-@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("name", SPECS | RECURRENT)
 def test_the_forward_pass_equals_the_reference(name, isa):
     """With weights and cache in float32, every model's log-probabilities and tokens agree."""
-    reference, mine = random_backend(SPECS[name]), random_cpu(SPECS[name], isa)
+    model = (SPECS | RECURRENT)[name]
+    reference, mine = random_backend(model), random_cpu(model, isa)
     expected = chunked(Driver(reference), 0, PROMPT, 31)
     out = chunked(Driver(mine, Random(2)), 0, PROMPT, 31)
     torch.testing.assert_close(out, expected, **CLOSE)
@@ -296,8 +298,8 @@ def test_pools_are_not_touched_before_use():
     assert resident() - before < 1 << 26
 
 
-@pytest.mark.parametrize("name", HYBRIDS)
+@pytest.mark.parametrize("name", WITH_EXPERTS)
 def test_a_model_without_kernels_is_refused(name):
     """Before anything is allocated, with the backend that computes it."""
     with pytest.raises(BackendError, match="no kernels for this kind of test; --backend torch"):
-        random_cpu(HYBRIDS[name])
+        random_cpu(WITH_EXPERTS[name])
