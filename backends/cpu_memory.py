@@ -1,4 +1,4 @@
-"""Memory of the cpu backend for what a model keeps of its requests: how large, and where it lies."""
+"""Memory of the cpu backend for what a model keeps of requests: how large, and where it lies."""
 
 from collections.abc import Mapping
 

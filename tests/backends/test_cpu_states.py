@@ -8,16 +8,28 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from attrs import frozen
+from attrs import evolve
 
 from harness.cpu_models import cpu_settings, load_cpu, random_cpu, require_kernels
 from harness.golden import force, mean_divergence, read_cases
-from harness.native import isas
-from harness.torch_models import CONV, DELTA, MAMBA, RECURRENT, Driver, random_file, random_prompt
+from harness.native import chosen_isa, isas
+from harness.torch_models import (
+    CONV,
+    DELTA,
+    MAMBA,
+    RECURRENT,
+    Driver,
+    RandomFile,
+    random_file,
+    random_prompt,
+    settings,
+)
 from kvtrio.backends.base import BackendError
 from kvtrio.backends.cpu_backend import CpuBackend
+from kvtrio.backends.torch_backend import TorchBackend
 from kvtrio.core.batch import Batch, Chunk, Copy
 from kvtrio.core.types import BlockId, StateClass, Tier
+from kvtrio.kernels import reference
 from kvtrio.model.architectures import read_spec
 from kvtrio.model.gguf_file import GGUFFile, TensorInfo, open_gguf
 from kvtrio.model.layer_tensors import is_matrix
@@ -27,9 +39,12 @@ SAME = {"rtol": 0.0, "atol": 0.0}
 FREE = BlockId(63)
 """A slot that no request here is given."""
 TINY = ["qwen35", "lfm2", "mamba2"]
+ROUNDED = gguf.GGMLQuantizationType.Q8_0
 
 
-def moves(driver: Driver, request: int, tiers: tuple[Tier, Tier], slot: BlockId) -> tuple[Copy, ...]:
+def moves(
+    driver: Driver, request: int, tiers: tuple[Tier, Tier], slot: BlockId
+) -> tuple[Copy, ...]:
     """A request's states, of all groups that have one, into a slot."""
     groups = driver.backend.info.groups
     return tuple(
@@ -96,13 +111,14 @@ def test_company_changes_no_bit(name, isa):
 @pytest.mark.parametrize("isa", isas())
 @pytest.mark.parametrize("name", TINY)
 def test_tiny_models_do_not_depend_on_chunks(shared, name, isa):
-    """300 tokens in pieces of 1 and 7 give nearly what they give at once, in pieces of 64 or 128 the
-    same bits."""
-    driver = Driver(load_cpu(shared / "tiny" / "models" / f"{name}.gguf"))
-    prompt = random_prompt(Random(4), 300, 8192)
+    """150 tokens in pieces of 1 and 7 give nearly what they give at once, in pieces of 64 or 128
+    the same bits."""
+    with chosen_isa(isa):
+        driver = Driver(load_cpu(shared / "tiny" / "models" / f"{name}.gguf"))
+    prompt = random_prompt(Random(4), 150, 8192)
     whole = logprobs(driver, driver.chunk(0, 0, prompt))
     for size in (1, 7, 64, 128):
-        for start in range(0, 300, size):
+        for start in range(0, 150, size):
             out = logprobs(driver, driver.chunk(size, start, prompt[start : start + size]))
         torch.testing.assert_close(out, whole, **(SAME if size % 64 == 0 else CLOSE))
 
@@ -153,45 +169,59 @@ def test_a_recurrent_model_needs_slots():
     assert chunk.block_tables == ((BlockId(0),),)
 
 
-@frozen
 class Rounded:
     """A model file whose matrices are kept as Q8_0."""
 
-    file: GGUFFile
-
-    @property
-    def tensors(self) -> dict[str, TensorInfo]:
-        kind = gguf.GGMLQuantizationType.Q8_0
-        return {
-            name: TensorInfo(name, each.shape, kind, len(self.raw(name)), each.part, each.offset)
-            if is_matrix(name, each.shape)
-            else each
-            for name, each in self.file.tensors.items()
+    def __init__(self, file: GGUFFile) -> None:
+        self._file = file
+        self._rounded = {
+            name: gguf.quants.quantize(file.dequantise(name), ROUNDED)
+            for name, tensor in file.tensors.items()
+            if is_matrix(name, tensor.shape)
         }
+        self.tensors: dict[str, TensorInfo] = dict(file.tensors)
+        for name, raw in self._rounded.items():
+            tensor = self.tensors[name]
+            self.tensors[name] = evolve(tensor, ggml_type=ROUNDED, num_bytes=raw.nbytes)
 
     def raw(self, name: str) -> np.ndarray:
-        if not is_matrix(name, self.file.tensors[name].shape):
-            return self.file.raw(name)
-        kind = gguf.GGMLQuantizationType.Q8_0
-        return gguf.quants.quantize(self.file.dequantise(name), kind).reshape(-1)
+        return self._rounded[name]
 
     def dequantise(self, name: str) -> np.ndarray:
-        return self.file.dequantise(name)
+        if name not in self._rounded:
+            return self._file.dequantise(name)
+        return gguf.quants.dequantize(self._rounded[name], ROUNDED)
+
+
+def rounded_linear(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+) -> torch.Tensor:
+    """The reference's product, of activations in eight bits."""
+    groups = x.reshape(*x.shape[:-1], -1, 32)
+    scale = groups.abs().amax(-1, keepdim=True) / 127
+    return torch.nn.functional.linear(((groups / scale).round() * scale).view_as(x), weight, bias)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("isa", isas()[:1])
 @pytest.mark.parametrize("name", TINY)
-def test_rounded_weights_stay_close_to_the_recordings(shared, name, isa):
-    """With weights and activations in eight bits, recurrent layers lose no more than others."""
+def test_rounded_weights_and_activations_cost_nothing_else(shared, name, monkeypatch):
+    """The reference, given rounded activations, is as far from exact as the kernels are: small
+    models are sensitive, but the loss is that of the products alone."""
     require_kernels()
-    folder = shared / "tiny"
-    cases = read_cases(folder / "golden" / f"{name}.json")
-    with open_gguf(folder / "models" / f"{name}.gguf") as file:
-        backend = CpuBackend.load(Rounded(file), read_spec(file), cpu_settings())
-    results = force(backend, cases)
-    computed = [list(step.values()) for forced in results for step in forced.logprobs if step]
-    assert 0 < mean_divergence([top for case in cases for top in case.top10], computed) < 0.007
+    cases = read_cases(shared / "tiny" / "golden" / f"{name}.json")[:2]
+    with open_gguf(shared / "tiny" / "models" / f"{name}.gguf") as file:
+        rounded, spec = Rounded(file), read_spec(file)
+        mine = CpuBackend.load(rounded, spec, cpu_settings())
+        theirs = TorchBackend.load(rounded, spec, settings())
+    exact = [list(step.items()) for forced in force(theirs, cases) for step in forced.logprobs]
+    monkeypatch.setattr(reference, "linear", rounded_linear)
+    expected, found = (
+        [list(step.values()) for forced in force(backend, cases) for step in forced.logprobs]
+        for backend in (theirs, mine)
+    )
+    loss = mean_divergence(exact, expected)
+    assert loss > 0.001
+    assert mean_divergence(exact, found) == pytest.approx(loss, rel=0.02)
 
 
 @pytest.mark.parametrize("name", ["blk.0.ssm_conv1d.weight", "blk.0.ssm_a"])
@@ -201,4 +231,4 @@ def test_damaged_vectors_are_refused_by_name(name):
     arrays = {each: array.copy() for each, array in random_file(MAMBA).arrays.items()}
     arrays[name].flat[3] = np.nan
     with pytest.raises(ValueError, match=name.replace(".", r"\.")):
-        CpuBackend.load(type(random_file(MAMBA))(arrays), MAMBA, cpu_settings())
+        CpuBackend.load(RandomFile(arrays), MAMBA, cpu_settings())

@@ -1,7 +1,7 @@
 """Writes models with recurrent layers in the shapes of real ones, with random weights: to measure.
 
-Tokenizer, template and all metadata that is no size come from a file of ../shared/tiny/models of the
-same architecture.
+Tokenizer, template and all metadata that is no size come from a file of ../shared/tiny/models of
+the same architecture.
 
     recurrent_models.py qwen35|lfm2|mamba2 TINY.gguf OUT.gguf [TYPE]
 """
@@ -98,9 +98,7 @@ def shapes_of(tiny: Path, architecture: str) -> dict[str, tuple[int, ...]]:
         if isinstance(dense, FeedForwardSpec):
             dense = evolve(dense, size=sizes["feed_forward_length"])
         layers.append(evolve(like, index=i, mixer=resized(like.mixer, sizes), feed_forward=dense))
-    return needed_tensors(
-        evolve(spec, hidden_size=sizes["embedding_length"], layers=tuple(layers))
-    )
+    return needed_tensors(evolve(spec, hidden_size=sizes["embedding_length"], layers=tuple(layers)))
 
 
 def resized(mixer: Mixer, sizes: Mapping[str, Any]) -> Mixer:

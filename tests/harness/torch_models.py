@@ -179,9 +179,7 @@ DELTA_FUSED = evolve(
 
 
 def with_experts(model: ModelSpec, experts: ExpertsSpec) -> ModelSpec:
-    return evolve(
-        model, layers=tuple(evolve(each, feed_forward=experts) for each in model.layers)
-    )
+    return evolve(model, layers=tuple(evolve(each, feed_forward=experts) for each in model.layers))
 
 
 DELTA_EXPERTS = with_experts(DELTA_FUSED, EXPERTS)
