@@ -34,11 +34,6 @@ class Stores:
     caches: Mapping[int, abi.Cache] = field(factory=dict)
     states: Mapping[int, abi.State] = field(factory=dict)
 
-    def of_group(self, group: int) -> tuple[list[abi.Cache], list[abi.State]]:
-        """Those of its layers."""
-        caches = [cache for cache in self.caches.values() if cache.group == group]
-        return caches, [state for state in self.states.values() if state.group == group]
-
 
 def group_sizes(
     native: Native, spec: ModelSpec, groups: tuple[LayerGroup, ...], settings: BackendSettings
@@ -91,7 +86,8 @@ def core_groups(
             group.state_class,
             group.window,
             -(-len(group.layers) * (size.keys + size.values) // block_size),
-            len(group.layers) * size.state,
+            bytes_per_state=len(group.layers) * size.state,
+            bytes_per_block=len(group.layers) * (size.keys + size.values),
         )
         for group, size in zip(groups, sizes, strict=True)
     )

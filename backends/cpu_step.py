@@ -218,15 +218,14 @@ class StepWriter:
         items = self._copies.reserve(len(copies))
         for item, copy in zip(items, copies, strict=False):
             item.group = copy.group
-            item.source, item.target = self.places(copy)
+            item.source = self.place(copy.group, copy.source, copy.source_tier)
+            item.target = self.place(copy.group, copy.target, copy.target_tier)
             item.num_tokens = copy.num_tokens
         self.step.num_copies = len(copies)
 
-    def places(self, copy: Copy) -> tuple[int, int]:
-        """Where its source and its target are in the arena."""
-        offset = self._host_offsets[copy.group]
-        source = copy.source + (offset if copy.source_tier is Tier.HOST else 0)
-        return source, copy.target + (offset if copy.target_tier is Tier.HOST else 0)
+    def place(self, group: int, block: BlockId, tier: Tier) -> int:
+        """Where a block, or a slot, of a tier is in the arena."""
+        return block if tier is Tier.DEVICE else self._host_offsets[group] + block
 
     def _write_uses(self, chunks: Sequence[Chunk], adapters: Mapping[int, int]) -> None:
         self.step.num_uses = self.step.num_segments = 0

@@ -15,6 +15,7 @@ from kvtrio.backends.base import BackendInfo, BackendSettings
 from kvtrio.cli.adapters import ReadyAdapter, read_adapters, wanted_adapters
 from kvtrio.cli.backend import Chosen, backend_settings, choose_backend, suited
 from kvtrio.cli.interpreter import Pacer
+from kvtrio.cli.saved_sessions import open_sessions
 from kvtrio.config import DEFAULT_CONTEXT, ConfigError, ModelSettings, ServeConfig
 from kvtrio.core.config import CoreConfig
 from kvtrio.core.policy import Policy
@@ -22,13 +23,16 @@ from kvtrio.model.architectures import read_spec
 from kvtrio.model.builtin_templates import BUILTIN_TEMPLATES
 from kvtrio.model.digest import content_digest
 from kvtrio.model.fetch import CATALOGUE, default_cache_dir, fetch
-from kvtrio.model.gguf_file import GGUFFile, open_gguf
+from kvtrio.model.folder import CONFIG
+from kvtrio.model.model_file import ModelFile
+from kvtrio.model.opening import open_model
 from kvtrio.model.spec import ModelSpec
 from kvtrio.model.template import ChatTemplate, check_usable, load_template
 from kvtrio.model.tokenizer import Tokenizer, load_tokenizer
 from kvtrio.serve.run import open_sockets
 from kvtrio.serve.schema import MAX_NAME_CHARS
 from kvtrio.serve.served import ServedModel
+from kvtrio.store.sessions import SessionStore
 
 DEFAULT_MODEL = "smollm2"
 WAITING_PER_PLACE = 4
@@ -47,13 +51,15 @@ class Prepared:
     backend: Chosen
     backend_settings: BackendSettings
     sockets: list[socket.socket]
-    file: GGUFFile
+    file: ModelFile
     weights: bytes
     """Digest of the model file."""
     spec: ModelSpec
     served: ServedModel
     adapters: tuple[ReadyAdapter, ...]
     purposes: tuple[str, ...]
+    sessions: SessionStore | None
+    """Where conversations are saved."""
 
 
 def prepare(config: ServeConfig, stack: ExitStack) -> Prepared:
@@ -70,13 +76,14 @@ def prepare(config: ServeConfig, stack: ExitStack) -> Prepared:
     check_given(config)
     purposes = split_purposes(config.state.purposes)
     check_adapter_dir(config.adapters.lora_dir)
+    sessions = open_sessions(config.state.slot_save_path, stack)
     keys = read_keys(config.http.api_key, config.http.api_key_file)
     policy = plugins.load(plugins.SCHEDULERS, scheduling.scheduler)()
     backend = choose_backend(config.model)
     sockets = open_sockets(config.http.host, config.http.port)
     for sock in sockets:
         stack.callback(sock.close)
-    file = stack.enter_context(open_gguf(find_model(config.name, config.model.model)))
+    file = stack.enter_context(open_model(find_model(config.name, config.model.model)))
     spec = read_spec(file)
     adapters = read_adapters(wanted_adapters(config.adapters, _alias(file, config.model)), spec)
     return Prepared(
@@ -94,6 +101,7 @@ def prepare(config: ServeConfig, stack: ExitStack) -> Prepared:
         served=_served(file, spec, config.model),
         adapters=adapters,
         purposes=purposes,
+        sessions=sessions,
     )
 
 
@@ -112,15 +120,15 @@ def check_given(config: ServeConfig) -> None:
 
 
 def find_model(argument: str | None, flag: str | None) -> Path:
-    """Return the model's file, downloaded if it is one of the catalogue's.
+    """Return the model's file or folder, downloaded if it is one of the catalogue's.
 
-    A file of that name wins over the catalogue.
+    A file or a model's folder of that name wins over the catalogue.
     """
     if argument is not None and flag is not None:
         raise ConfigError("the model was given twice: as MODEL and with --model")
     name = argument or flag or DEFAULT_MODEL
     path = Path(name).expanduser()
-    if path.is_file():
+    if path.is_file() or (path / CONFIG).is_file() or (path.is_dir() and name not in CATALOGUE):
         return path
     if name in CATALOGUE:
         return fetch(name, default_cache_dir(), progress=True)
@@ -196,8 +204,10 @@ def read_text(path: Path, flag: str) -> str:
         raise ConfigError(f"{flag} {path}: not UTF-8 text") from None
 
 
-def _served(file: GGUFFile, spec: ModelSpec, settings: ModelSettings) -> ServedModel:
-    tokenizer = load_tokenizer(file.metadata, pause=Pacer(time.thread_time, time.sleep))
+def _served(file: ModelFile, spec: ModelSpec, settings: ModelSettings) -> ServedModel:
+    tokenizer = load_tokenizer(
+        file.metadata, cutting=file.pre_tokenizer, pause=Pacer(time.thread_time, time.sleep)
+    )
     template = _template(file, tokenizer, settings.chat_template)
     return ServedModel(
         alias=_alias(file, settings),
@@ -213,11 +223,12 @@ def _served(file: GGUFFile, spec: ModelSpec, settings: ModelSettings) -> ServedM
     )
 
 
-def _alias(file: GGUFFile, settings: ModelSettings) -> str:
-    return settings.alias or file.path.stem
+def _alias(file: ModelFile, settings: ModelSettings) -> str:
+    own = file.path.resolve().name if file.path.is_dir() else file.path.stem
+    return settings.alias or own
 
 
-def _template(file: GGUFFile, tokenizer: Tokenizer, given: str | None) -> ChatTemplate:
+def _template(file: ModelFile, tokenizer: Tokenizer, given: str | None) -> ChatTemplate:
     is_file = given is not None and given not in BUILTIN_TEMPLATES
     override = read_template(Path(given)) if is_file and given else given
     template = load_template(file.metadata, override, tokenizer.bos_text, tokenizer.eos_text)
@@ -234,7 +245,7 @@ def read_template(path: Path) -> str:
     return text
 
 
-def _template_note(file: GGUFFile, template: ChatTemplate, given: str | None) -> str | None:
+def _template_note(file: ModelFile, template: ChatTemplate, given: str | None) -> str | None:
     if given is not None or file.metadata.get("tokenizer.chat_template"):
         return None
     return f"the model has no chat template; {template.name} stands in (--chat-template changes it)"
@@ -247,7 +258,7 @@ def _num_values(shape: tuple[int, ...]) -> int:
     return count
 
 
-def _ftype(file: GGUFFile) -> str:
+def _ftype(file: ModelFile) -> str:
     """Name of the file's main tensor type, as llama.cpp writes it in ``general.file_type``."""
     number = file.metadata.get("general.file_type")
     names = {kind.value: kind.name for kind in gguf.LlamaFileType}

@@ -10,17 +10,21 @@ from contextlib import ExitStack
 from functools import partial
 
 import trio
+from attrs import evolve
 
 from kvtrio.backends.base import BackendError, BackendInfo
 from kvtrio.cli import exits
 from kvtrio.cli.announce import announce
-from kvtrio.cli.identity import Secrets, key_maker
+from kvtrio.cli.identity import Secrets, key_maker, server_identity
 from kvtrio.cli.interpreter import collect_garbage, collect_in_thread, tuned
 from kvtrio.cli.logs import Begun, open_log, server_start
 from kvtrio.cli.prepare import Prepared, core_config, prepare
+from kvtrio.cli.record import Recorded, check_record, recording
+from kvtrio.cli.reuse_notes import reuse_notes
 from kvtrio.cli.signals import Stop, StopSignals
 from kvtrio.config import ConfigError, ServeConfig
 from kvtrio.core.machine import Core
+from kvtrio.core.session import ServerIdentity
 from kvtrio.engine.executor import ThreadExecutor, open_thread_executor
 from kvtrio.engine.offload import ThreadOffload
 from kvtrio.engine.open import Engine, open_engine
@@ -40,6 +44,7 @@ from kvtrio.serve.app import create_app
 from kvtrio.serve.errors import ApiError
 from kvtrio.serve.run import BindError, HttpSettings, serve_http
 from kvtrio.serve.services import ServeSettings, Services
+from kvtrio.serve.sessions import Sessions
 
 OFFLOAD_THREADS = 2
 RECALL_BYTES = 64 << 20
@@ -71,6 +76,7 @@ def _run(config: ServeConfig, stack: ExitStack, stop: StopSignals) -> int:
         log = open_log(config.logs, stack)
         run_secrets = Secrets()
         observer = JsonObserver(log, key=run_secrets.sealer.log_key)
+        check_record(config.record)
         stop.way = Stop.UNWIND  # a model may be downloaded
         prepared = prepare(config, stack)
         if prepared.backend.warning is not None:
@@ -107,28 +113,38 @@ async def _serve(
         core = _core(prepared, executor, run_secrets)
         is_paranoid = prepared.config.scheduling.paranoid
         both = FanOut((observer, tally))
-        async with (
-            open_engine(core, executor, both, paranoid=is_paranoid) as engine,
-            trio.open_nursery() as nursery,
-        ):
-            services = _services(prepared, engine, run_secrets, observer.log, tally)
-            await _load_adapters(prepared, services.loader)
-            urls = await nursery.start(_serve_http, prepared, services, name="http")
-            stop.way = Stop.IGNORE  # from here on a signal drains
-            begun = Begun(url=urls[0], load_s=load_s, log_key=run_secrets.sealer.log_key)
-            observer.log.emit(server_start(prepared, executor.info, begun))
-            announce(prepared, executor.info, urls[0])
+        recorded = _recorded(prepared, executor.info, run_secrets)
+        with recording(prepared.config.record, recorded, observer.log) as tap:
+            async with (
+                open_engine(core, executor, both, paranoid=is_paranoid, tap=tap) as engine,
+                trio.open_nursery() as nursery,
+            ):
+                services = _services(prepared, engine, run_secrets, observer.log, tally)
+                services = _with_model(services, prepared, executor.info)
+                await _load_adapters(prepared, services.loader)
+                urls = await nursery.start(_serve_http, prepared, services, name="http")
+                stop.way = Stop.IGNORE  # from here on a signal drains
+                begun = Begun(url=urls[0], load_s=load_s, log_key=run_secrets.sealer.log_key)
+                observer.log.emit(server_start(prepared, executor.info, begun))
+                announce(prepared, executor.info, urls[0])
+
+
+def _recorded(prepared: Prepared, info: BackendInfo, run_secrets: Secrets) -> Recorded:
+    return Recorded(
+        max_context=info.max_context,
+        num_places=prepared.config.scheduling.parallel,
+        purposes=prepared.purposes,
+        log_key=run_secrets.sealer.log_key,
+    )
 
 
 def _core(prepared: Prepared, executor: ThreadExecutor[BackendInfo], run_secrets: Secrets) -> Core:
-    keys = key_maker(
-        run_secrets.keys,
-        prepared.weights,
-        prepared.spec,
-        executor.info,
-        prepared.backend_settings,
-    )
+    keys = key_maker(run_secrets.keys, _identity(prepared, executor.info))
     return Core(core_config(prepared.config, executor.info), prepared.policy, keys)
+
+
+def _identity(prepared: Prepared, info: BackendInfo) -> ServerIdentity:
+    return server_identity(prepared.weights, prepared.spec, info, prepared.backend_settings)
 
 
 async def _load_adapters(prepared: Prepared, loader: AdapterLoader) -> None:
@@ -177,6 +193,27 @@ def _services(
         recall=Recall(tokenizer, AnswerStore(RECALL_BYTES)) if is_recalling else None,
         tally=tally,
         emit=log.emit,
+    )
+
+
+def _with_model(services: Services, prepared: Prepared, info: BackendInfo) -> Services:
+    """What is known when the model is loaded."""
+    notes = tuple(reuse_notes(info, prepared.config.scheduling.parallel))
+    settings = evolve(services.settings, reuse_notes=notes)
+    return evolve(services, settings=settings, sessions=_sessions(prepared, info, services))
+
+
+def _sessions(prepared: Prepared, info: BackendInfo, services: Services) -> Sessions | None:
+    if prepared.sessions is None:
+        return None
+    return Sessions(
+        engine=services.engine,
+        files=prepared.sessions,
+        identity=_identity(prepared, info),
+        adapters=services.loader.adapters,
+        beside=ThreadOffload(1),
+        emit=services.emit,
+        log_key=services.settings.sealer.log_key,
     )
 
 

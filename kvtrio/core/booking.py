@@ -3,7 +3,7 @@
 from attrs import frozen
 
 from kvtrio.core.batch import Batch, Chunk, Sampled, StepResult
-from kvtrio.core.events import Gap, Output, Piece, Progress, Started, TokenOut
+from kvtrio.core.events import Gap, OtherPrompt, Output, Piece, Progress, Started, TokenOut
 from kvtrio.core.request import Request
 from kvtrio.core.state import State
 from kvtrio.core.types import FinishReason, GapCause, RequestState
@@ -15,6 +15,8 @@ class _Step:
 
     now: float
     num_prefill_tokens: int
+    prompt: OtherPrompt | None
+    """The one it read most of."""
     has_moves: bool
     outputs: list[Output]
     """What it causes, in order."""
@@ -22,11 +24,17 @@ class _Step:
 
 def book_step(state: State, batch: Batch, result: StepResult, now: float) -> list[Output]:
     """What a step's answer causes, request by request."""
-    state.cost.observe(state.load, now - state.launched_s)
+    has_moves = bool(batch.saves or batch.loads)
+    if has_moves:
+        state.exchange.book(batch, result)
+    else:
+        # What moves cost is in none of the model's features.
+        state.cost.observe(state.load, now - state.launched_s)
     step = _Step(
         now=now,
         num_prefill_tokens=state.load.num_prefill_tokens,
-        has_moves=any(copy.source_tier is not copy.target_tier for copy in batch.copies),
+        prompt=_largest_prompt(state, batch) if state.load.num_prefill_tokens else None,
+        has_moves=has_moves or any(c.source_tier is not c.target_tier for c in batch.copies),
         outputs=[],
     )
     requests, rows = state.requests, state.streams.rows
@@ -37,6 +45,16 @@ def book_step(state: State, batch: Batch, result: StepResult, now: float) -> lis
         else:
             _book_chunk(state, request, chunk, sampled, step)
     return step.outputs
+
+
+def _largest_prompt(state: State, batch: Batch) -> OtherPrompt | None:
+    rows = state.streams.rows
+    read = [chunk for chunk in batch.chunks if chunk.request_id not in rows]
+    if not read:
+        return None
+    chunk = max(read, key=lambda chunk: chunk.end - chunk.start)
+    num_tokens = state.requests[chunk.request_id].num_prompt_tokens
+    return OtherPrompt(chunk.request_id, num_tokens, chunk.start)
 
 
 def _book_row(state: State, request: Request, sampled: Sampled | None, step: _Step) -> None:
@@ -113,8 +131,20 @@ def _note_time(state: State, request: Request, step: _Step) -> None:
     if seconds > state.config.max_gap_s:
         state.num_stalls[_cause(request, step)] += 1
     if request.longest_gap is None or seconds > request.longest_gap.seconds:
-        request.longest_gap = Gap(seconds, _cause(request, step), step.num_prefill_tokens)
+        request.longest_gap = _gap(request, seconds, step)
     request.was_preempted = False
+
+
+def _gap(request: Request, seconds: float, step: _Step) -> Gap:
+    prompt = step.prompt
+    is_own = prompt is not None and prompt.request_id == request.request_id
+    return Gap(
+        seconds,
+        _cause(request, step),
+        step.num_prefill_tokens,
+        at=len(request.token_ids),
+        prompt=None if is_own else prompt,
+    )
 
 
 def _cause(request: Request, step: _Step) -> GapCause:

@@ -16,6 +16,13 @@ class Group:
     """0 for recurrent layers."""
     bytes_per_state: int = 0
     """Of one slot: the state of all the group's recurrent layers; 0 for other layers."""
+    bytes_per_block: int = 0
+    """Of one block as it is read and written, where that is not its tokens' bytes."""
+
+    def part_bytes(self, block_size: int) -> int:
+        """Of one block or slot as it is read and written."""
+        by_token = self.bytes_per_block or self.bytes_per_token * block_size
+        return self.bytes_per_state or by_token
 
 
 @frozen(kw_only=True)
@@ -47,6 +54,8 @@ class CoreConfig:
     0 where there are no such groups."""
     num_host_state_slots: int = 0
     """The same in RAM, all for checkpoints."""
+    disk_bytes: int = 0
+    """Of all files of the disk tier; 0: there is none."""
     checkpoint_spacing: int = 32
     """Tokens; a prompt's checkpoints are not closer to each other, nor to where it resumed."""
     checkpoint_grid: int = 512

@@ -5,10 +5,12 @@ from typing import Protocol
 from attrs import field, frozen
 
 from kvtrio.core.batch import Sampled
-from kvtrio.core.explain import CacheReport
-from kvtrio.core.identity import Segment
+from kvtrio.core.explain import CacheReport, Found
+from kvtrio.core.heads import Wanted
+from kvtrio.core.identity import Segment, TokenTrail
 from kvtrio.core.messages import message
 from kvtrio.core.sampling import SamplingParams
+from kvtrio.core.stored import Incoming, Stored, StoreFault
 from kvtrio.core.types import FinishReason, GapCause, RejectReason, RequestId, Retain
 
 
@@ -96,7 +98,72 @@ class Tick:
     """Time has passed: end what was to start by now. Sent before each ``schedule``."""
 
 
-Input = Submit | Abort | Drain | Tick
+@frozen(kw_only=True)
+class Conversation:
+    """Tokens, and under what each was or is to be computed."""
+
+    token_ids: tuple[int, ...]
+    namespace: bytes = b""
+    segments: tuple[Segment, ...] = (Segment(0),)
+    """As in ``Submit``."""
+
+
+@frozen
+class Read:
+    """Read these out of memory, in front of coming steps. The answer has the same number."""
+
+    number: int
+    wanted: tuple[Wanted, ...] = field(eq=False)
+
+
+@frozen
+class Bring:
+    """Take in some of a sequence's state, in front of coming steps. The answer, when all is there
+    that fits, has the same number."""
+
+    number: int
+    trail: TokenTrail = field(eq=False)
+    pieces: tuple[Incoming, ...]
+
+
+@frozen
+class Hold:
+    """A place where nobody runs is to stand for a sequence."""
+
+    place: int
+    trail: TokenTrail = field(eq=False)
+
+
+@frozen
+class Erase:
+    """Forget what a place holds of a namespace while nobody runs there, and its state, unless
+    others share it."""
+
+    place: int
+    namespace: bytes = b""
+
+
+@frozen
+class Written:
+    """A ``keeping.Write`` has ended."""
+
+    key: bytes
+    state_offset: int
+    size: int | None
+    """Of the file; None: it failed, and there is none."""
+
+
+@frozen
+class Fetched:
+    """What a ``keeping.Fetch`` found, in its order; None where it failed."""
+
+    number: int
+    stored: tuple[Stored | None, ...] = field(eq=False)
+    faults: tuple[StoreFault, ...] = ()
+    """Of those that failed."""
+
+
+Input = Submit | Abort | Drain | Tick | Read | Bring | Hold | Erase | Written | Fetched
 
 # --- outputs ---
 
@@ -142,6 +209,16 @@ class TokenOut:
 
 
 @frozen
+class OtherPrompt:
+    """The prompt that had the largest part of a step in which others waited."""
+
+    request_id: RequestId
+    num_prompt_tokens: int
+    start: int
+    """Position from which the step read it."""
+
+
+@frozen
 class Gap:
     """Time between two tokens of one request, and what it was spent on."""
 
@@ -149,6 +226,10 @@ class Gap:
     cause: GapCause
     num_prefill_tokens: int
     """Of others, in the step that ended it."""
+    at: int | None = None
+    """Tokens of the request itself, prompt and answer, when it waited; None: not known."""
+    prompt: OtherPrompt | None = None
+    """None: no prompt was read in that step."""
 
 
 @frozen(kw_only=True)
@@ -183,11 +264,10 @@ class Finished:
 
 @frozen
 class Cached:
-    """``num_tokens`` more of a prompt were found, ``num_host_tokens`` of them in RAM."""
+    """More of a prompt was found."""
 
     request_id: RequestId
-    num_tokens: int
-    num_host_tokens: int
+    found: Found
     report: CacheReport
 
 

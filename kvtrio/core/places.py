@@ -4,6 +4,7 @@ from collections.abc import Set
 
 from attrs import define, field, frozen
 
+from kvtrio.core.identity import TokenTrail
 from kvtrio.core.request import Request
 from kvtrio.core.types import RequestId
 
@@ -20,6 +21,8 @@ class PlaceView:
     num_computed_tokens: int
     num_generated_tokens: int
     max_new_tokens: int | None
+    num_restored_tokens: int = 0
+    """Of the session that the place stands for since; then there is no request."""
 
 
 @define(eq=False)
@@ -29,11 +32,14 @@ class Places:
     num_places: int
     running: list[Request | None] = field(init=False)
     last: list[Request | None] = field(init=False)
+    contents: list[TokenTrail | None] = field(init=False)
+    """The sequence of the last request, or what was restored since."""
     free: set[int] = field(init=False)
 
     def __attrs_post_init__(self) -> None:
         self.running = [None] * self.num_places
         self.last = [None] * self.num_places
+        self.contents = [None] * self.num_places
         self.free = set(range(self.num_places))
 
     @property
@@ -49,6 +55,7 @@ class Places:
     def enter(self, place: int, request: Request) -> None:
         assert self.running[place] is None
         self.running[place] = self.last[place] = request
+        self.contents[place] = request.trail
         self.free.remove(place)
         request.place = place
 
@@ -58,14 +65,23 @@ class Places:
         self.running[request.place] = None
         self.free.add(request.place)
 
+    def replace(self, place: int, contents: TokenTrail | None) -> None:
+        """What a place holds in which nobody runs."""
+        assert self.running[place] is None
+        self.contents[place], self.last[place] = contents, None
+
     def views(self) -> tuple[PlaceView, ...]:
         return tuple(
-            _view(place, request, self.running[place] is not None)
+            _view(place, request, self.running[place] is not None, self._num_restored(place))
             for place, request in enumerate(self.last)
         )
 
+    def _num_restored(self, place: int) -> int:
+        contents = self.contents[place]
+        return len(contents.tags) if contents and self.last[place] is None else 0
 
-def _view(place: int, request: Request | None, is_processing: bool) -> PlaceView:
+
+def _view(place: int, request: Request | None, is_processing: bool, num_restored: int) -> PlaceView:
     return PlaceView(
         place=place,
         request_id=request.request_id if request else None,
@@ -75,4 +91,5 @@ def _view(place: int, request: Request | None, is_processing: bool) -> PlaceView
         num_computed_tokens=request.num_computed_tokens if request else 0,
         num_generated_tokens=request.num_generated_tokens if request else 0,
         max_new_tokens=request.submit.max_new_tokens if request else None,
+        num_restored_tokens=num_restored,
     )

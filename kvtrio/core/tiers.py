@@ -15,6 +15,7 @@ from kvtrio.core.checkpoints import Checkpoints
 from kvtrio.core.eviction import Candidates
 from kvtrio.core.identity import TokenTrail
 from kvtrio.core.index import Match, PrefixIndex
+from kvtrio.core.keeping import Keeper
 from kvtrio.core.pins import Pins
 from kvtrio.core.storage import Storage, TierMoves
 from kvtrio.core.types import Tier
@@ -35,6 +36,8 @@ class Position:
 class TieredCache(Storage):
     """match / acquire / take / release / publish; see the module's rules."""
 
+    keeper: Keeper | None = None
+    """None: there is no disk tier."""
     index: PrefixIndex = field(init=False)
     candidates: dict[Tier, Candidates] = field(init=False)
     ghosts: OrderedDict[bytes, float] = field(init=False, factory=OrderedDict)
@@ -49,10 +52,12 @@ class TieredCache(Storage):
         size = self.config.block_size
         self.index = PrefixIndex(size)
         self.pins = Pins(sum(self.limits.values()) // 2)
+        if self.keeper is not None:
+            self.keeper.is_settled = self.is_settled
         needs_states = bool(self.config.point_groups)
         self.candidates = {tier: Candidates(self.limits[tier], size, needs_states) for tier in Tier}
         if needs_states:
-            self.states = Checkpoints(self.config, self.copies, self.candidates)
+            self.states = Checkpoints(self.config, self.copies, self.candidates, self.keeper)
 
     # --- what requests do ---
 
@@ -105,6 +110,8 @@ class TieredCache(Storage):
         block.identities = tuple(c.identity for at, c in trail.contexts if at < start + num_tokens)
         self.ghosts.pop(key, None)
         shorter = self.index.insert(block, parent)
+        if self.keeper is not None:
+            self.keeper.block_comes(block)
         self._count_child(parent, +1, now)
         if shorter and self.states:
             self.states.move(shorter, block)
@@ -115,6 +122,14 @@ class TieredCache(Storage):
     def take_moves(self) -> TierMoves:
         moves, self.moves = self.moves, TierMoves()
         return moves
+
+    def forget(self, path: Sequence[Block], now: float) -> None:
+        """Lose the blocks of a path that nobody else has a use for: from its end to the first that
+        is held or goes on with other tokens."""
+        for block in reversed(path):
+            if block.num_refs or block.children:
+                return
+            self._drop(block, now)
 
     # --- tiers ---
 
@@ -132,7 +147,7 @@ class TieredCache(Storage):
             if self._make_room_in_ram(victim, now):
                 self._demote(victim, now)
             else:
-                self._drop(victim, now)
+                self._evict(victim, now)
 
     def _make_room_in_ram(self, victim: Block, now: float) -> bool:
         """Room for a block that leaves the device; False if RAM holds nothing worth less."""
@@ -144,7 +159,7 @@ class TieredCache(Storage):
                 return False
             assert lowest is not None, "a block that has no room in RAM has no child there"
             ram.rise(lowest)
-            self._drop(lowest, now)
+            self._evict(lowest, now)
         return True
 
     def _demote(self, block: Block, now: float) -> None:
@@ -179,6 +194,14 @@ class TieredCache(Storage):
         self.remove(own)
         return known
 
+    def _evict(self, block: Block, now: float) -> None:
+        """Lose a block that has no child, unless the disk takes it."""
+        if self.keeper is not None:
+            self.keeper.block_goes(block)
+            for checkpoint in block.checkpoints:
+                self.keeper.state_goes(checkpoint)
+        self._drop(block, now)
+
     def _drop(self, block: Block, now: float) -> None:
         """Lose a block that has no child."""
         assert block.key is not None
@@ -199,6 +222,8 @@ class TieredCache(Storage):
         self.pins.unpin(block)
         if block.checkpoints and self.states:
             self.states.drop_all(block, now)
+        if self.keeper is not None:
+            self.keeper.forget_block(block)
         self.index.remove(block)
         self.remove(block)
         self._count_child(parent, -1 if block.tier is Tier.DEVICE else 0, now)

@@ -9,7 +9,7 @@ import trio
 from attrs import define, field
 
 from kvtrio.core import invariants
-from kvtrio.core.events import Submit
+from kvtrio.core.events import Conversation, Submit
 from kvtrio.core.machine import Core, CoreStatistics
 from kvtrio.core.types import RequestId
 from kvtrio.engine.executor import Executor, thread_safe_clock
@@ -18,6 +18,8 @@ from kvtrio.engine.handle import EngineStopped, Handle, Refused
 from kvtrio.engine.hub import Hub
 from kvtrio.engine.loop import run_steps
 from kvtrio.engine.records import CostRecord, Observer
+from kvtrio.engine.saved import Restoring, SavedPlace, erase_place, save, save_place
+from kvtrio.engine.tap import Tap
 
 
 @define(eq=False)
@@ -50,6 +52,10 @@ class Engine:
             raise
         return HandleGroup(tuple(handles))
 
+    def abort(self, request_id: RequestId) -> None:
+        """End a request as soon as no step uses its state; its handle tells ``Finished``."""
+        self._hub.abort(request_id)
+
     def drain(self) -> None:
         """Admit nothing more; what was admitted finishes."""
         self._hub.drain()
@@ -69,6 +75,24 @@ class Engine:
     async def unload_adapter(self, adapter_id: int) -> None:
         """Take it away. No request may use it, waiting ones included."""
         await self._executor.unload_adapter(adapter_id)
+
+    async def save_place(self, place: int, namespace: bytes = b"") -> SavedPlace:
+        """What a place holds of a namespace, as soon as nobody runs there. ``EngineStopped`` after
+        the end."""
+        return await save_place(self._hub, place, namespace)
+
+    def save(self, conversation: Conversation) -> SavedPlace:
+        """What memory has of a conversation, wherever it ran."""
+        return save(self._hub, conversation)
+
+    def restore(self, place: int | None, conversation: Conversation) -> Restoring:
+        """Begin to bring a session into memory, for ``place`` or for none; see ``Restoring``."""
+        return Restoring(place, self._hub.trail(conversation), self._hub)
+
+    async def erase_place(self, place: int, namespace: bytes = b"") -> int:
+        """Forget what a place holds of a namespace, as soon as nobody runs there, and its state
+        unless others share it. Returns how many tokens it held."""
+        return await erase_place(self._hub, place, namespace)
 
     @property
     def is_idle(self) -> bool:
@@ -93,7 +117,12 @@ class Engine:
 
 @asynccontextmanager
 async def open_engine(
-    core: Core, executor: Executor, observer: Observer, *, paranoid: bool = False
+    core: Core,
+    executor: Executor,
+    observer: Observer,
+    *,
+    paranoid: bool = False,
+    tap: Tap | None = None,
 ) -> AsyncIterator[Engine]:
     """Run ``core`` on ``executor`` while the body runs; leaving it waits for the step under way.
 
@@ -101,7 +130,7 @@ async def open_engine(
     the engine raise ``EngineStopped``. ``paranoid`` checks the core's invariants after each change.
     """
     check = invariants.check if paranoid else _trust
-    hub = Hub(core, observer, thread_safe_clock(), check)
+    hub = Hub(core, observer, thread_safe_clock(), check, tap)
     try:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(run_steps, hub, executor, name="engine loop")

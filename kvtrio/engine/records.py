@@ -10,6 +10,7 @@ from kvtrio.core.cost import CostModel
 from kvtrio.core.events import Cached, Gap, Rejected
 from kvtrio.core.explain import CacheReport
 from kvtrio.core.identity import AdapterUse
+from kvtrio.core.state import CoreStatistics
 from kvtrio.core.storage import TierMoves
 from kvtrio.core.types import FinishReason, RequestId, Retain
 
@@ -113,6 +114,8 @@ class RequestRecord:
     """Under which the answer was generated, in canonical order."""
     session: bytes | None = None
     """Opaque digest of the caller's name for the conversation."""
+    tenant: bytes = b""
+    """Who was served; empty where nobody asked who it is."""
     purpose: int | None = None
     """Place of the request's purpose in the operator's list."""
     num_recalled_tokens: int = 0
@@ -152,6 +155,10 @@ class Observer(Protocol):
         """What was learned so far; now and then, and at the end."""
         ...
 
+    def usage(self, record: CoreStatistics) -> None:
+        """How full the tiers are; now and then."""
+        ...
+
 
 class NullObserver:
     """Looks away."""
@@ -172,6 +179,9 @@ class NullObserver:
         pass
 
     def cost(self, record: CostRecord) -> None:
+        pass
+
+    def usage(self, record: CoreStatistics) -> None:
         pass
 
 

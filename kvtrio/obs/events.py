@@ -4,9 +4,12 @@ from kvtrio.core.explain import CachePath, MissReason, TurnClass
 from kvtrio.core.types import FinishReason, GapCause, RejectReason, RequestId, Retain
 from kvtrio.engine.records import BreachReason
 from kvtrio.obs.schema import Digest, Level, event
+from kvtrio.obs.server_events import RecordEnd as RecordEnd
+from kvtrio.obs.server_events import RecordStart as RecordStart
 from kvtrio.obs.server_events import ServerCrash as ServerCrash
 from kvtrio.obs.server_events import ServerStart as ServerStart
 from kvtrio.obs.server_events import ServerStop as ServerStop
+from kvtrio.obs.session_events import SessionChange as SessionChange
 from kvtrio.obs.words import AdapterEvent as AdapterEvent
 from kvtrio.obs.words import DiscardReason, Library
 from kvtrio.obs.words import Section as Section
@@ -35,6 +38,8 @@ class RequestDone:
     gap_p99_s: float | None
     gap_max_s: float | None
     session: Digest | None
+    tenant: Digest | None
+    """Who was served: the holder of an API key, or one user among the holder's."""
     purpose: int | None
     """Place in the operator's list (``--purposes``)."""
     retain: Retain
@@ -48,6 +53,8 @@ class RequestDone:
     """Reused from the device."""
     num_host_tokens: int
     """Reused from RAM."""
+    num_disk_tokens: int
+    """Reused from disk: from blocks that came from there and were not used since."""
     num_matched_tokens: int
     """Known when the request started."""
     num_other_tokens: int
@@ -67,6 +74,14 @@ class RequestDone:
     longest_gap_cause: GapCause | None
     longest_gap_prefill_tokens: int | None
     """Of others' prompts, in the step that ended it."""
+    longest_gap_at: int | None
+    """Tokens of the request itself, prompt and answer, when it waited."""
+    longest_gap_request_id: RequestId | None
+    """Whose prompt had the largest part of that step."""
+    longest_gap_prompt_tokens: int | None
+    """Length of that prompt."""
+    longest_gap_prompt_at: int | None
+    """Position in that prompt from which the step read it."""
 
 
 @event("request.rejected", Level.INFO)
@@ -90,6 +105,8 @@ class CacheMatch:
     """More than it had."""
     num_host_tokens: int
     """Of these, from RAM."""
+    num_disk_tokens: int
+    """Of these, from disk."""
     path: CachePath
     """So far."""
     miss_reason: MissReason
@@ -112,9 +129,12 @@ class CacheDivergence:
 
 @event("cache.restore", Level.INFO)
 class CacheRestore:
-    """Blocks came back from RAM to the device."""
+    """Blocks came back to the device, or came into memory."""
 
     num_blocks: int
+    """From RAM."""
+    num_disk_blocks: int
+    """From disk, or with a session."""
 
 
 @event("cache.evict", Level.INFO)
@@ -130,11 +150,28 @@ class CacheEvict:
 
 @event("cache.discard", Level.INFO)
 class CacheDiscard:
-    """What a request computed was not put into the cache."""
+    """What a request computed was not put into the cache; or a block or state on disk was of no use
+    and is removed."""
 
-    request_id: RequestId
+    request_id: RequestId | None
     why: DiscardReason
-    num_tokens: int
+    num_tokens: int | None
+
+
+@event("tier.usage", Level.INFO)
+class TierUsage:
+    """How full the tiers are; now and then. Blocks are those that requests hold or the cache has;
+    limits are in ``server.start``."""
+
+    num_device_blocks: int
+    num_host_blocks: int
+    num_device_states: int
+    """Of recurrent layers; 0 without such."""
+    num_host_states: int
+    num_running: int
+    num_waiting: int
+    num_waiting_tokens: int
+    """Of the prompts in the queue."""
 
 
 @event("adapter.change", Level.INFO)
@@ -217,6 +254,8 @@ CATALOGUE = (
     ServerStart,
     ServerStop,
     ServerCrash,
+    RecordStart,
+    RecordEnd,
     RequestDone,
     RequestRejected,
     CacheMatch,
@@ -224,7 +263,9 @@ CATALOGUE = (
     CacheRestore,
     CacheEvict,
     CacheDiscard,
+    TierUsage,
     AdapterChange,
+    SessionChange,
     SchedStep,
     SchedCost,
     LoopStall,

@@ -6,8 +6,9 @@ import attrs
 from attrs import define, field, frozen
 
 from kvtrio.core.events import Cached, Rejected
+from kvtrio.core.state import CoreStatistics
 from kvtrio.core.storage import TierMoves
-from kvtrio.core.types import Retain
+from kvtrio.core.types import Retain, Tier
 from kvtrio.engine.records import CostRecord, Observer, RequestRecord, StepRecord
 from kvtrio.obs.events import (
     CacheDiscard,
@@ -18,6 +19,7 @@ from kvtrio.obs.events import (
     RequestRejected,
     SchedCost,
     SchedStep,
+    TierUsage,
 )
 from kvtrio.obs.identity import adapter_set
 from kvtrio.obs.logging import Log
@@ -69,12 +71,16 @@ class JsonObserver:
     num_requests: int = field(init=False, default=0)
     num_steps: int = field(init=False, default=0)
 
+    def wants_step(self, step: int, duration_s: float) -> bool:
+        """Whether a step that kept its limit has a line."""
+        is_slow, is_sample = duration_s >= self.sampling.slow_s, step % self.sampling.every == 0
+        return is_slow or is_sample or self.log.wants(Level.DEBUG)
+
     def step(self, record: StepRecord) -> None:
         self.num_steps += 1
         is_slow = record.duration_s >= self.sampling.slow_s
-        is_sample = record.step % self.sampling.every == 0
         is_breach = record.breach is not None
-        if is_slow or is_breach or is_sample or self.log.wants(Level.DEBUG):
+        if is_breach or self.wants_step(record.step, record.duration_s):
             numbers = attrs.asdict(record, recurse=False)
             self.log.emit(SchedStep(is_slow=is_slow, is_breach=is_breach, **numbers))
 
@@ -92,12 +98,13 @@ class JsonObserver:
             )
 
     def cached(self, record: Cached) -> None:
-        report = record.report
+        report, found = record.report, record.found
         self.log.emit(
             CacheMatch(
                 request_id=record.request_id,
-                num_tokens=record.num_tokens,
-                num_host_tokens=record.num_host_tokens,
+                num_tokens=found.num_tokens,
+                num_host_tokens=found.num_host,
+                num_disk_tokens=found.num_disk,
                 path=report.path,
                 miss_reason=report.reason,
                 turn=report.turn,
@@ -111,6 +118,20 @@ class JsonObserver:
 
     def cost(self, record: CostRecord) -> None:
         self.log.emit(SchedCost(**attrs.asdict(record, recurse=False)))
+
+    def usage(self, record: CoreStatistics) -> None:
+        blocks, states = record.num_used_blocks, record.num_used_slots
+        self.log.emit(
+            TierUsage(
+                num_device_blocks=blocks.get(Tier.DEVICE, 0),
+                num_host_blocks=blocks.get(Tier.HOST, 0),
+                num_device_states=states.get(Tier.DEVICE, 0),
+                num_host_states=states.get(Tier.HOST, 0),
+                num_running=record.num_running,
+                num_waiting=record.num_waiting,
+                num_waiting_tokens=record.num_waiting_tokens,
+            )
+        )
 
     def moved(self, record: TierMoves) -> None:
         if record.num_promoted:
@@ -130,9 +151,11 @@ def _done(record: RequestRecord, key: bytes) -> RequestDone:
     report = record.cache
     plain: dict[str, Any] = {name: getattr(record, name) for name in PLAIN}
     session, gap = record.session, record.longest_gap
+    prompt = gap.prompt if gap else None
     return RequestDone(
         **plain,
         session=None if session is None else Digest(int.from_bytes(session)),
+        tenant=Digest.of_bytes(record.tenant, key) if record.tenant else None,
         num_adapters=len(record.adapters),
         adapters=adapter_set(record.adapters, key),
         path=report.path,
@@ -140,6 +163,7 @@ def _done(record: RequestRecord, key: bytes) -> RequestDone:
         turn=report.turn,
         num_device_tokens=report.num_device_tokens,
         num_host_tokens=report.num_host_tokens,
+        num_disk_tokens=report.num_disk_tokens,
         num_matched_tokens=report.num_matched_tokens,
         num_other_tokens=report.num_other_tokens,
         divergence_at=report.num_matched_tokens if report.is_divergence else None,
@@ -147,6 +171,10 @@ def _done(record: RequestRecord, key: bytes) -> RequestDone:
         longest_gap_s=gap.seconds if gap else None,
         longest_gap_cause=gap.cause if gap else None,
         longest_gap_prefill_tokens=gap.num_prefill_tokens if gap else None,
+        longest_gap_at=gap.at if gap else None,
+        longest_gap_request_id=prompt.request_id if prompt else None,
+        longest_gap_prompt_tokens=prompt.num_prompt_tokens if prompt else None,
+        longest_gap_prompt_at=prompt.start if prompt else None,
     )
 
 
@@ -179,3 +207,7 @@ class FanOut:
     def cost(self, record: CostRecord) -> None:
         for observer in self.observers:
             observer.cost(record)
+
+    def usage(self, record: CoreStatistics) -> None:
+        for observer in self.observers:
+            observer.usage(record)

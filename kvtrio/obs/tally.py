@@ -12,6 +12,7 @@ from attrs import define, field
 
 from kvtrio.core.events import Cached, Rejected
 from kvtrio.core.explain import MissReason, TurnClass
+from kvtrio.core.state import CoreStatistics
 from kvtrio.core.storage import TierMoves
 from kvtrio.core.types import FinishReason, GapCause, RejectReason
 from kvtrio.engine.records import BreachReason, CostRecord, RequestRecord, StepRecord
@@ -60,6 +61,7 @@ class Requests:
     num_computed_tokens: int = 0
     num_device_tokens: int = 0
     num_host_tokens: int = 0
+    num_disk_tokens: int = 0
     num_recalled_tokens: int = 0
     num_copied_computed_tokens: int = 0
     """Of prompts, for answers after the first, as the next; in none of the counts above."""
@@ -92,7 +94,7 @@ class Requests:
 
     @property
     def num_cached_tokens(self) -> int:
-        return self.num_device_tokens + self.num_host_tokens
+        return self.num_device_tokens + self.num_host_tokens + self.num_disk_tokens
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -118,11 +120,12 @@ class Requests:
         report = record.cache
         if record.is_copy:
             self.num_copied_computed_tokens += record.num_computed_tokens
-            self.num_copied_reused_tokens += report.num_device_tokens + report.num_host_tokens
+            self.num_copied_reused_tokens += report.num_reused_tokens
             return
         self.num_computed_tokens += record.num_computed_tokens
         self.num_device_tokens += report.num_device_tokens
         self.num_host_tokens += report.num_host_tokens
+        self.num_disk_tokens += report.num_disk_tokens
         self.num_recalled_tokens += record.num_recalled_tokens
         if record.num_computed_tokens + record.num_cached_tokens == record.num_prompt_tokens:
             self.prefill_total_s += record.prefill_s
@@ -182,6 +185,9 @@ class Tally:
 
     def cost(self, record: CostRecord) -> None:
         """Metrics show it as it is when they are asked for."""
+
+    def usage(self, record: CoreStatistics) -> None:
+        """As ``cost``."""
 
     def moved(self, record: TierMoves) -> None:
         self.moves.num_promoted += record.num_promoted

@@ -81,6 +81,19 @@ class DiscardReason(Enum):
 
     AUXILIARY = "auxiliary"
     """The request asked for it."""
+    # As ``stored.StoreFault`` has them.
+    NOT_FOUND = "not_found"
+    NOT_REGULAR = "not_regular"
+    TRUNCATED = "truncated"
+    DAMAGED = "damaged"
+    NEWER = "newer"
+    FOREIGN = "foreign"
+    TEMPORARY = "temporary"
+    """Left behind by a process that died while it wrote."""
+    LIMIT = "limit"
+    """It does not fit under the limit that is set now."""
+    NO_SPACE = "no_space"
+    IO = "io"
 
 
 class AdapterEvent(Enum):
@@ -97,6 +110,13 @@ class AdapterEvent(Enum):
     """Nobody uses it any more: its memory was given back."""
 
 
+class SessionEvent(Enum):
+    """What happened to a saved session."""
+
+    SAVED = "saved"
+    RESTORED = "restored"
+
+
 class TemplateSource(Enum):
     """Where the chat template comes from."""
 
@@ -104,3 +124,18 @@ class TemplateSource(Enum):
     OVERRIDE = "override"
     DEFAULT = "default"
     """The model has none."""
+
+
+class RecordingEnd(Enum):
+    """Why a recording ended."""
+
+    STOPPED = "stopped"
+    """With the server."""
+    TIME = "time"
+    SIZE = "size"
+    BEHIND = "behind"
+    """More requests came than could be compared with each other."""
+    FILE = "file"
+    """The file could not be written."""
+    FAULT = "fault"
+    """Of ours; the server goes on."""

@@ -9,9 +9,9 @@ Rules that the traps of this HTTP stack taught (each has a test):
 """
 
 from collections.abc import Awaitable, Callable
+from operator import attrgetter
 from typing import Any
 
-import trio
 from attrs import field, frozen
 from quart import Response, request
 from quart_trio import QuartTrio
@@ -21,8 +21,9 @@ from kvtrio.obs.metrics import MIME_TYPE as METRICS_TYPE
 from kvtrio.obs.metrics import Metrics
 from kvtrio.serve import info, sse
 from kvtrio.serve.adapter_views import lora_adapter, lora_adapters, metric_labels
-from kvtrio.serve.adapters import Lease, Selection, scales_of
+from kvtrio.serve.adapters import Lease, scales_of
 from kvtrio.serve.answer import events, whole
+from kvtrio.serve.arrivals import Arrivals, whole_body
 from kvtrio.serve.bounds import Bounds
 from kvtrio.serve.chat_answer import ChatDialect
 from kvtrio.serve.choice import Choice
@@ -31,18 +32,22 @@ from kvtrio.serve.dialect import Dialect, Origin
 from kvtrio.serve.epilogue import Epilogue
 from kvtrio.serve.errors import NO_SLOT, ApiError
 from kvtrio.serve.generation import Generation, Listener
-from kvtrio.serve.guards import given_key, install_guards
-from kvtrio.serve.info import PlaceSettings
+from kvtrio.serve.guards import install_guards
+from kvtrio.serve.idle import IdleTime
 from kvtrio.serve.job import Job
 from kvtrio.serve.keeping import Asker
+from kvtrio.serve.line import line_of
+from kvtrio.serve.named_sessions import begin_session, end_session
 from kvtrio.serve.native_answer import NativeDialect
 from kvtrio.serve.prepare import Preparer
 from kvtrio.serve.replies import install_error_handlers, json_reply, raw_json_reply
 from kvtrio.serve.schema import LoadAdapterBody, LoraList, UnloadAdapterBody, parse_whole
 from kvtrio.serve.services import Services
-from kvtrio.serve.shown_settings import short_settings
+from kvtrio.serve.session_note import SessionNote
+from kvtrio.serve.state_routes import StateApi
 from kvtrio.serve.text_answer import TextDialect
 from kvtrio.serve.texts import Texts
+from kvtrio.serve.warm import Warmer
 
 PREDICTED_TTFT = "Kvtrio-Predicted-Ttft-Ms"
 
@@ -54,13 +59,14 @@ class Route:
     method: str
     paths: tuple[str, ...]
     handler: str
-    """Name of the method of ``Api``."""
+    """Name of the method of ``Api``, or of a part of it."""
 
 
 ROUTES = (
     Route("POST", ("/chat/completions", "/v1/chat/completions"), "chat"),
     Route("POST", ("/v1/completions",), "text"),
     Route("POST", ("/completion", "/completions", "/v1/completion"), "native"),
+    Route("POST", ("/v1/cache/warm",), "state.warm"),
     Route("POST", ("/tokenize", "/v1/tokenize"), "tokenize"),
     Route("POST", ("/detokenize", "/v1/detokenize"), "detokenize"),
     Route("POST", ("/apply-template", "/v1/apply-template"), "apply_template"),
@@ -68,6 +74,7 @@ ROUTES = (
     Route("GET", ("/models/<path:name>", "/v1/models/<path:name>"), "model"),
     Route("GET", ("/props", "/v1/props"), "props"),
     Route("GET", ("/slots", "/v1/slots"), "slots"),
+    Route("POST", ("/slots/<slot>", "/v1/slots/<slot>"), "state.slot"),
     Route("GET", ("/lora-adapters", "/v1/lora-adapters"), "lora_adapters"),
     Route("POST", ("/lora-adapters", "/v1/lora-adapters"), "set_lora_adapters"),
     Route("POST", ("/v1/load_lora_adapter",), "load_lora_adapter"),
@@ -83,10 +90,11 @@ class Api:
     """The handlers. They find their request in quart's context."""
 
     services: Services
+    arrivals: Arrivals
     preparer: Preparer
     texts: Texts
     epilogue: Epilogue
-    shown: PlaceSettings = field(factory=dict)
+    state: StateApi
     shown_metrics: Metrics = field(factory=Metrics)
 
     # --- completions ---
@@ -106,48 +114,38 @@ class Api:
         make_dialect: Callable[[Generation, Origin], Dialect],
     ) -> Response:
         settings = self.services.settings
-        api_key = given_key(request.headers) if settings.api_keys else None
-        asker = Asker(api_key, settings.new_seed(), trio.current_time())
-        raw = await _body()
-        job = await self.services.offload.run(prepare, raw, asker, num_bytes=len(raw))
-        # From here to the engine nothing waits: what is resolved is what is admitted.
-        selection = self.services.loader.adapters.select(job.lora, job.model_name)
-        job, lease = job.admitted(selection), self._hold(selection)
+        job = await self.arrivals.job(prepare)
+        note = await begin_session(self.services.sessions, job)
+        job, lease = self.arrivals.admitted(job)
+        cleanup(request).enter_context(self.state.warmer.idle.served())
         generation = Generation.start(
-            self.services.engine, job, settings.n_ctx, self._listener(lease)
+            self.services.engine, job, settings.n_ctx, self._listener(lease, note)
         )
         cleanup(request).callback(generation.close)
         dialect = make_dialect(generation, self._origin(job))
         if not job.wants.stream:
             return raw_json_reply(await whole(generation, dialect, self.services.offload))
         heartbeat_s = job.wants.heartbeat_s or settings.heartbeat_s
-        stream = events(generation, dialect, heartbeat_s)
+        stream = events(generation, dialect, heartbeat_s, line_of(request.scope))
         headers = {**sse.HEADERS, **_forecast(generation.predicted_s)}
         return Response(stream, 200, headers, content_type=sse.MIME_TYPE)
 
-    def _hold(self, selection: Selection) -> Lease:
-        lease = self.services.loader.adapters.hold(selection)
-        cleanup(request).callback(self.services.loader.release, lease)
-        return lease
-
-    def _listener(self, lease: Lease) -> Listener:
-        def on_start(place: int, job: Job) -> None:
-            lease.is_running = True
-            self.shown[place] = short_settings(job)
-
+    def _listener(self, lease: Lease, note: SessionNote | None) -> Listener:
         async def on_end(choice: Choice) -> None:
+            choice.session = note
             await self.services.offload.run(self.epilogue.conclude, choice)
+            await end_session(self.services.sessions, choice)
 
+        on_start = self.arrivals.on_start(lease)
         return Listener(on_start=on_start, on_end=on_end, on_leave=self.epilogue.leave)
 
     def _origin(self, job: Job) -> Origin:
-        settings, model, name = self.services.settings, self.services.model, job.model_name
-        is_adapter = name is not None and self.services.loader.adapters.find(name) is not None
+        settings = self.services.settings
         return Origin(
             id=settings.new_id(),
             created=int(settings.clock()),
-            model=model,
-            model_name=name if name is not None and is_adapter else model.alias,
+            model=self.services.model,
+            model_name=self.arrivals.model_name(job),
             n_ctx=settings.n_ctx,
         )
 
@@ -174,7 +172,7 @@ class Api:
         return json_reply({"success": True})
 
     async def _parsed(self, kind: Any) -> Any:
-        raw = await _body()
+        raw = await whole_body()
         return await self.services.offload.run(parse_whole, raw, kind, num_bytes=len(raw))
 
     # --- texts ---
@@ -189,7 +187,7 @@ class Api:
         return await self._offloaded(self.texts.apply_template)
 
     async def _offloaded(self, answer: Callable[[bytes], bytes]) -> Response:
-        raw = await _body()
+        raw = await whole_body()
         return raw_json_reply(await self.services.offload.run(answer, raw, num_bytes=len(raw)))
 
     # --- about the server ---
@@ -217,7 +215,7 @@ class Api:
             view.is_processing for view in statistics.places
         ):
             raise ApiError(NO_SLOT)
-        return json_reply(info.slots(statistics, self.services.settings, self.shown))
+        return json_reply(info.slots(statistics, self.services.settings, self.arrivals.shown))
 
     async def metrics(self) -> Response:
         services, adapters = self.services, self.services.loader.adapters
@@ -239,19 +237,18 @@ def _forecast(predicted_s: float | None) -> dict[str, str]:
     return {} if predicted_s is None else {PREDICTED_TTFT: f"{predicted_s * 1e3:.0f}"}
 
 
-async def _body() -> bytes:
-    """Return the body whatever its content type says; quart's limits raise."""
-    return await request.get_data(cache=False, as_text=False, parse_form_data=False)
-
-
 def _api(services: Services) -> Api:
     model, settings = services.model, services.settings
     bounds = Bounds.of(model.tokenizer, settings.n_ctx)
+    arrivals, preparer = Arrivals(services), Preparer(model, settings, services.recall, bounds)
+    warmer = Warmer(services.engine, IdleTime(), settings.n_ctx)
     return Api(
         services,
-        Preparer(model, settings, services.recall, bounds),
+        arrivals,
+        preparer,
         Texts(model, settings, bounds),
         Epilogue(services.recall, model.tokenizer, services.emit),
+        StateApi(arrivals, preparer, warmer, services.sessions),
     )
 
 
@@ -270,7 +267,7 @@ def create_app(services: Services) -> QuartTrio:
     install_error_handlers(app)
     api = _api(services)
     for route in ROUTES:
-        handler: Callable[..., Awaitable[Response]] = getattr(api, route.handler)
+        handler: Callable[..., Awaitable[Response]] = attrgetter(route.handler)(api)
         for path in route.paths:
             app.add_url_rule(path, f"{route.method} {path}", handler, methods=[route.method])
     return app

@@ -63,7 +63,9 @@ class Preparer:
 
     def text(self, raw: bytes, asker: Asker) -> Job:
         """POST /v1/completions. ``logprobs: 0`` tells the chosen tokens' own."""
-        body = parse(raw, TextBody, self.bounds.max_values)
+        return self.text_job(parse(raw, TextBody, self.bounds.max_values), asker)
+
+    def text_job(self, body: TextBody, asker: Asker) -> Job:
         kept = keeping(body, asker, self.settings)
         prompts = read_prompts(body.prompt, self._reader(kept, OF_TEXTS))
         job = self._job(body, prompts, body.n_probs or body.logprobs, asker)
@@ -71,7 +73,9 @@ class Preparer:
 
     def chat(self, raw: bytes, asker: Asker) -> Job:
         """POST /v1/chat/completions."""
-        body = parse(raw, ChatBody, self.bounds.max_values)
+        return self.chat_job(parse(raw, ChatBody, self.bounds.max_values), asker)
+
+    def chat_job(self, body: ChatBody, asker: Asker) -> Job:
         kept, num_probs = keeping(body, asker, self.settings), _num_chat_logprobs(body)
         outline = chat_outline(body, self.model, self.settings.clock())
         reader = self._reader(kept, OF_CHATS)

@@ -12,6 +12,7 @@ from kvtrio.obs.identity import Sealer
 from kvtrio.obs.tally import Tally
 from kvtrio.serve.adapter_loading import AdapterLoader
 from kvtrio.serve.served import ServedModel
+from kvtrio.serve.sessions import Sessions
 
 PURPOSES = ("chat", "title", "recap", "probe", "tool")
 """What a request may say it is for, unless the operator declares others."""
@@ -47,6 +48,8 @@ class ServeSettings:
     purposes: tuple[str, ...] = PURPOSES
     max_waiting_s: float | None = None
     """A request that did not start by then is refused, if it sets no earlier time; None: never."""
+    reuse_notes: tuple[str, ...] = ()
+    """What the model or the settings keep from being reused; ours, to be shown."""
     max_body_bytes: int = field()
     """By default enough for a context of any text in any notation, but at most 16 MiB."""
     body_timeout_s: float = 60.0
@@ -65,6 +68,8 @@ class Services:
     offload: Offload
     settings: ServeSettings
     loader: AdapterLoader
+    sessions: Sessions | None = None
+    """None: conversations are not saved."""
     recall: Recall | None
     """None: generated ids are not kept."""
     tally: Tally

@@ -1,15 +1,14 @@
 """The cpu backend against the reference on small random models: facts, copies, errors, bits."""
 
-from pathlib import Path
 from random import Random
 
-import numpy as np
 import pytest
 import torch
 from attrs import evolve
 
-from harness.cpu_models import cpu_settings, load_cpu, random_cpu, require_kernels
+from harness.cpu_models import load_cpu, random_cpu
 from harness.native import isas
+from harness.torch_adapters import random_adapter
 from harness.torch_models import (
     GREEDY,
     PLAIN,
@@ -18,18 +17,13 @@ from harness.torch_models import (
     WINDOWED,
     WITH_EXPERTS,
     Driver,
-    RandomFile,
     greedy,
     random_backend,
     random_file,
     random_prompt,
 )
 from kvtrio.backends.base import BackendError
-from kvtrio.backends.cpu_backend import CpuBackend
-from kvtrio.core.batch import Batch, Copy
 from kvtrio.core.sampling import SamplingParams
-from kvtrio.core.types import BlockId, Tier
-from kvtrio.model.errors import ModelFileError
 
 CLOSE = {"rtol": 0.0, "atol": 1e-4}
 SAME = {"rtol": 0.0, "atol": 0.0}
@@ -131,7 +125,6 @@ def test_a_type_that_is_not_computed_with_is_kept_in_another(shared):
     [
         ({"device": "cuda"}, "cuda"),
         ({"key_type": "q5_1"}, "known are f32, f16, q4_0, q8_0"),
-        ({"num_blocks": 1 << 40}, r"weights .* MiB \+ KV pools .* MiB \+ .* = .* MiB"),
         ({"num_threads": 1 << 20}, "threads cannot be had"),
     ],
 )
@@ -139,84 +132,6 @@ def test_what_cannot_be_had_is_refused(change, reason):
     """One clear line, before anything large is allocated."""
     with pytest.raises(BackendError, match=reason):
         random_cpu(PLAIN, **change)
-
-
-def test_only_ram_that_was_asked_for_is_refused(monkeypatch: pytest.MonkeyPatch):
-    """The default takes what fits and says so; the flag is taken at its word."""
-    monkeypatch.setattr("kvtrio.backends.cpu_backend.ram_available", lambda: 64 << 20)
-    wanted = {"num_blocks": 16, "host_bytes": 1 << 40}
-    with pytest.raises(BackendError, match=r"--cache-ram 1,048,576 MiB = .*, available 64 MiB"):
-        random_cpu(PLAIN, **wanted)
-    info = random_cpu(PLAIN, **wanted, host_may_shrink=True).info
-    assert info.host_is_short
-    assert 16 << 20 < info.pool_bytes <= 32 << 20
-    assert not random_cpu(PLAIN, num_blocks=16, host_bytes=1 << 20).info.host_is_short
-
-
-@pytest.mark.parametrize("name", ["blk.1.ffn_up.weight", "blk.0.attn_norm.weight"])
-@pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_damaged_weights_are_refused_by_name(name, value):
-    """A weight that is no number is the file's fault."""
-    require_kernels()
-    arrays = {each: array.copy() for each, array in random_file(PLAIN).arrays.items()}
-    arrays[name].flat[7] = value
-    with pytest.raises(ModelFileError, match=name.replace(".", r"\.")):
-        CpuBackend.load(RandomFile(arrays), PLAIN, cpu_settings())
-
-
-@pytest.mark.parametrize("is_unified", [True, False])
-def test_a_copied_block_stands_for_its_source(is_unified):
-    """Also when it went to RAM and back: with one arena for both, and with RAM's after the other.
-
-    A batch of copies alone copies, and answers with nothing."""
-    backend = random_cpu(WINDOWED, is_unified=is_unified, num_blocks=64, host_bytes=1 << 20)
-    driver = Driver(backend, Random(3))
-    prompt = list(range(24))
-    expected = driver.logprobs(driver.chunk(1, 0, prompt))
-    borrower = driver.chunk(2, 20, prompt[20:])
-    owner, own = driver.tables[1], driver.tables[2]
-    first = 64 if is_unified else 0
-    there = tuple(
-        Copy(group, table[i], BlockId(first + i), 16, Tier.DEVICE, Tier.HOST)
-        for group, table in enumerate(owner)
-        for i in range(2)
-    )
-    back = tuple(
-        Copy(group, BlockId(first + i), table[i], count, Tier.HOST, Tier.DEVICE)
-        for group, table in enumerate(own)
-        for i, count in enumerate((16, 4))
-    )
-    assert backend.step(Batch(0, (), there)).sampled == ()
-    out = torch.as_tensor(backend.logits(Batch(1, (borrower,), back)))
-    torch.testing.assert_close(torch.log_softmax(out, -1), expected, **SAME)
-
-
-def test_only_sampled_chunks_get_an_answer():
-    """One entry per chunk: None where the prompt goes on."""
-    driver = Driver(random_cpu(PLAIN))
-    tokens = driver.tokens(
-        driver.chunk(1, 0, [1, 2, 3], None),
-        driver.chunk(2, 0, [4, 5]),
-        driver.chunk(3, 0, [6], None),
-    )
-    assert [token is None for token in tokens] == [True, False, True]
-    assert driver.tokens(driver.chunk(1, 3, [4], None)) == [None]
-
-
-def test_reported_logprobs_are_those_of_the_raw_logits():
-    """Bias and temperature change the choice, never the reported probabilities."""
-    backend = random_cpu(PLAIN)
-    driver = Driver(backend)
-    params = SamplingParams(temperature=0.0, logit_bias=((5, 1000.0),), num_logprobs=3)
-    chunk = evolve(driver.chunk(1, 0, [1, 2, 3]), sample=evolve(GREEDY, params=params))
-    expected = driver.logprobs(chunk)[0]
-    (sampled,) = backend.step(Batch(0, (chunk,))).sampled
-    assert sampled is not None
-    assert sampled.token_id == 5
-    assert sampled.logprob == pytest.approx(float(expected[5]), abs=1e-5)
-    best = expected.sort(descending=True, stable=True)
-    assert [token for token, _ in sampled.top] == best.indices[:3].tolist()
-    assert [value for _, value in sampled.top] == pytest.approx(best.values[:3].tolist(), abs=1e-5)
 
 
 def test_requests_sample_as_on_the_reference():
@@ -248,16 +163,6 @@ def test_requests_sample_as_on_the_reference():
         assert answers[0] == answers[1]
 
 
-def test_logits_that_are_not_finite_stop_the_step():
-    """Nothing is sampled from a broken forward pass."""
-    require_kernels()
-    arrays = {name: array.copy() for name, array in random_file(PLAIN).arrays.items()}
-    arrays["output_norm.weight"][:] = 3e38
-    driver = Driver(CpuBackend.load(RandomFile(arrays), PLAIN, cpu_settings()))
-    with pytest.raises(FloatingPointError):
-        driver.tokens(driver.chunk(1, 0, [1, 2]))
-
-
 def test_more_than_a_step_may_have_is_refused():
     """Tokens and sampled requests have the limits that the settings say; nothing is written."""
     driver = Driver(random_cpu(PLAIN, max_rows=8, max_sampled=2))
@@ -276,30 +181,16 @@ def test_a_table_that_does_not_cover_its_chunk_is_a_bug():
         driver.tokens(evolve(chunk, block_tables=((chunk.block_tables[0][0],),)))
 
 
-def test_a_closed_backend_gives_its_memory_back():
-    """Closing twice is harmless; using it afterwards is a bug that is told."""
-    backend = random_cpu(PLAIN)
-    backend.close()
-    backend.close()
-    with pytest.raises(RuntimeError, match="closed"):
-        backend.step(Batch(0, ()))
-
-
-def test_pools_are_not_touched_before_use():
-    """Pools far larger than what is used cost no memory: their pages are untouched."""
-
-    def resident() -> int:
-        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
-        return pages * 4096
-
-    before = resident()
-    backend = random_cpu(PLAIN, num_blocks=200_000)
-    assert backend.info.pool_bytes > 1 << 30
-    assert resident() - before < 1 << 26
-
-
 @pytest.mark.parametrize("name", WITH_EXPERTS)
 def test_a_model_without_kernels_is_refused(name):
     """Before anything is allocated, with the backend that computes it."""
     with pytest.raises(BackendError, match="no kernels for this kind of test; --backend torch"):
         random_cpu(WITH_EXPERTS[name])
+
+
+def test_an_adapter_without_room_is_refused(monkeypatch: pytest.MonkeyPatch):
+    """With its size and what there is, and nothing changed."""
+    backend = random_cpu(PLAIN)
+    monkeypatch.setattr("kvtrio.backends.cpu_backend.ram_available", lambda: 1000)
+    with pytest.raises(BackendError, match="not enough memory for an adapter"):
+        backend.load_adapter(random_adapter(PLAIN, 1, 64))

@@ -26,6 +26,7 @@ from harness.torch_models import (
 )
 from kvtrio.backends.base import BackendError
 from kvtrio.backends.cpu_backend import CpuBackend
+from kvtrio.backends.cpu_places import CpuPlaces
 from kvtrio.backends.torch_backend import TorchBackend
 from kvtrio.core.batch import Batch, Chunk, Copy
 from kvtrio.core.types import BlockId, StateClass, Tier
@@ -135,6 +136,23 @@ def test_states_travel_between_memories(model, is_unified):
     expected = logprobs(driver, driver.chunk(0, 30, prompt[30:]))
     again = logprobs(driver, driver.chunk(0, 30, prompt[30:]), back(copies))
     torch.testing.assert_close(again, expected, **SAME)
+
+
+def test_a_state_is_read_out_and_written_in():
+    """What one backend's slot held makes another go on as the first one does."""
+    prompt = random_prompt(Random(9), 40)
+    drivers = [Driver(random_cpu(MAMBA)) for _ in range(2)]
+    logprobs(drivers[0], drivers[0].chunk(0, 0, prompt[:30]))
+    drivers[1].chunk(0, 0, prompt[:30])
+    (here, there) = (CpuPlaces(parts.native, parts.model, parts.writer) for parts in (
+        driver.backend._open() for driver in drivers
+    ))  # fmt: skip
+    slot = drivers[0].tables[0][0][0]
+    part = here.read(0, slot, Tier.DEVICE, 30)
+    assert len(part) == drivers[0].backend.info.groups[0].part_bytes(16)
+    there.write(0, drivers[1].tables[0][0][0], Tier.DEVICE, part)
+    expected, out = (logprobs(driver, driver.chunk(0, 30, prompt[30:])) for driver in drivers)
+    torch.testing.assert_close(out, expected, **SAME)
 
 
 def test_a_first_chunk_reads_no_state():

@@ -6,8 +6,8 @@ from trio.testing import MockClock
 
 from harness.virtual import SimSettings, answer_of, read_all, sim_stack
 from kvtrio.core.batch import Batch
-from kvtrio.core.events import Finished, Progress, TokenOut
-from kvtrio.core.types import FinishReason, GapCause, RejectReason
+from kvtrio.core.events import Finished, OtherPrompt, Progress, TokenOut
+from kvtrio.core.types import FinishReason, GapCause, RejectReason, Tier
 from kvtrio.engine import Refused
 from kvtrio.engine.records import BreachReason, Gaps, breach_of
 from kvtrio.schedulers.priority import Priority
@@ -56,7 +56,17 @@ async def test_the_longest_gap_has_a_cause(autojump_clock: MockClock) -> None:
     assert stream.longest_gap.seconds == pytest.approx(0.101)
     assert stream.longest_gap.cause is GapCause.PREFILL
     assert stream.longest_gap.num_prefill_tokens == 100
+    assert stream.longest_gap.prompt == OtherPrompt(joined.request_id, 100, 0)
+    assert (joined.longest_gap.prompt, stream.longest_gap.at) == (None, 22)
     assert stack.engine.statistics().num_stalls == {GapCause.PREFILL: 1}
+
+
+async def test_usage_is_told_now_and_then(autojump_clock: MockClock) -> None:
+    """Every 250 steps, with what running requests hold."""
+    async with sim_stack(SimSettings(max_context=512)) as stack:
+        await answer_of(stack.engine.submit(stack.request((1,), 251)))
+    (usage,) = stack.records.usages
+    assert (usage.num_running, usage.num_used_blocks[Tier.DEVICE]) == (1, 63)
 
 
 async def test_a_reader_that_does_not_read_is_a_cause(autojump_clock: MockClock) -> None:

@@ -27,11 +27,13 @@ from kvtrio.core.identity import KeyMaker
 from kvtrio.core.machine import Core
 from kvtrio.core.policy import Policy
 from kvtrio.core.sampling import SamplingParams
+from kvtrio.core.state import CoreStatistics
 from kvtrio.core.storage import TierMoves
 from kvtrio.core.types import StateClass
 from kvtrio.engine import Engine, Handle, open_engine
 from kvtrio.engine.executor import VirtualExecutor
 from kvtrio.engine.records import CostRecord, Observer, RequestRecord, StepRecord
+from kvtrio.engine.tap import Tap
 from kvtrio.obs.observer import FanOut
 from kvtrio.schedulers.fcfs import FCFS
 
@@ -88,6 +90,10 @@ class SimSettings:
     """None: tokens by hash, all of ``vocab_size``."""
     cost: Callable[[Batch], float] = Factory(StepCost)
     horizon_s: float = HORIZON_S
+    tap: Tap | None = None
+    """Of the engine."""
+    is_paranoid: bool = True
+    """False: without the checks after each event; for long traffic."""
     is_virtual: bool = True
     """False: in real time, without the checks after each event; for measurements."""
 
@@ -143,6 +149,7 @@ class Records:
     moves: list[TierMoves] = field(factory=list)
     rejections: list[Rejected] = field(factory=list)
     costs: list[CostRecord] = field(factory=list)
+    usages: list[CoreStatistics] = field(factory=list)
 
     def step(self, record: StepRecord) -> None:
         self.steps.append(record)
@@ -161,6 +168,9 @@ class Records:
 
     def cost(self, record: CostRecord) -> None:
         self.costs.append(record)
+
+    def usage(self, record: CoreStatistics) -> None:
+        self.usages.append(record)
 
 
 @frozen
@@ -220,7 +230,10 @@ async def sim_stack(
     executor = VirtualExecutor(backend, settings.cost)
     with trio.fail_after(settings.horizon_s):
         observer = FanOut((records, *others))
-        async with open_engine(core, executor, observer, paranoid=is_virtual) as engine:
+        paranoid = is_virtual and settings.is_paranoid
+        async with open_engine(
+            core, executor, observer, paranoid=paranoid, tap=settings.tap
+        ) as engine:
             yield SimStack(engine, core, backend, records, settings)
 
 

@@ -12,20 +12,22 @@ from typing import Any
 import pytest
 
 from kvtrio.core.cost import CostModel, Load
-from kvtrio.core.events import Gap, Rejected
+from kvtrio.core.events import Gap, OtherPrompt, Rejected
 from kvtrio.core.explain import CachePath, CacheReport, MissReason, TurnClass
 from kvtrio.core.identity import AdapterUse
-from kvtrio.core.types import FinishReason, GapCause, RejectReason, RequestId
+from kvtrio.core.state import CoreStatistics
+from kvtrio.core.types import FinishReason, GapCause, RejectReason, RequestId, Tier
 from kvtrio.engine.records import BreachReason, CostRecord, RequestRecord, StepRecord
 from kvtrio.obs.events import LibraryNote, LoopStall
 from kvtrio.obs.instrument import StallWatch
 from kvtrio.obs.logging import Clock, Log, library_bridge, open_log_file
 from kvtrio.obs.observer import JsonObserver, StepSampling
-from kvtrio.obs.schema import Level
+from kvtrio.obs.schema import Digest, Level
 from kvtrio.obs.words import Library
 
 CANARY = "canary-in-a-message"
 KEY = b"log key of the tests"
+PROMPT = ("request_id", "prompt_tokens", "prompt_at")
 CLOCK = Clock(monotonic_ns=lambda: 123, wall_s=lambda: 1_800_000_000.5)
 
 
@@ -241,7 +243,8 @@ def test_one_line_per_request(out: io.BytesIO) -> None:
             num_preemptions=1,
             num_recomputed_tokens=3,
             is_copy=True,
-            longest_gap=Gap(0.75, GapCause.PREFILL, 64),
+            tenant=b"somebody",
+            longest_gap=Gap(0.75, GapCause.PREFILL, 64, 23, OtherPrompt(RequestId(3), 900, 512)),
         )
     )
     (line,) = lines(out)
@@ -253,10 +256,31 @@ def test_one_line_per_request(out: io.BytesIO) -> None:
     assert (line["session"], line["purpose"]) == ("0001020304050607", 2)
     assert (line["num_preemptions"], line["num_recomputed_tokens"]) == (1, 3)
     assert (line["longest_gap_s"], line["longest_gap_cause"]) == (0.75, "prefill")
-    assert line["longest_gap_prefill_tokens"] == 64
+    assert (line["longest_gap_prefill_tokens"], line["longest_gap_at"]) == (64, 23)
+    assert [line[f"longest_gap_{name}"] for name in PROMPT] == [3, 900, 512]
+    assert line["tenant"] == str(Digest.of_bytes(b"somebody", KEY))
     assert line["is_copy"] is True
     assert (line["num_adapters"], len(line["adapters"])) == (1, 16)
     assert observer.num_requests == 1
+
+
+def test_how_full_the_tiers_are(out: io.BytesIO) -> None:
+    """A tier or a kind of state that the server does not have counts as empty."""
+    statistics = CoreStatistics(
+        num_running=3,
+        num_waiting=2,
+        num_waiting_tokens=700,
+        is_draining=False,
+        num_used_blocks={Tier.DEVICE: 40, Tier.HOST: 90},
+        max_blocks={Tier.DEVICE: 64, Tier.HOST: 128},
+        places=(),
+    )
+    JsonObserver(Log(out, CLOCK), key=KEY).usage(statistics)
+    (line,) = lines(out)
+    assert line["event"] == "tier.usage"
+    assert (line["num_device_blocks"], line["num_host_blocks"]) == (40, 90)
+    assert (line["num_device_states"], line["num_host_states"]) == (0, 0)
+    assert (line["num_running"], line["num_waiting"], line["num_waiting_tokens"]) == (3, 2, 700)
 
 
 def test_a_stall_is_reported_with_its_length(out: io.BytesIO) -> None:

@@ -56,6 +56,14 @@ RULES = {
         ("attrs", "hypercorn", "msgspec", "quart", "quart_trio", "trio", "werkzeug"),
         frozenset({"asyncio"}),
     ),
+    "kvtrio.replay": Rule(
+        ("kvtrio.core", "kvtrio.engine", "kvtrio.model", "kvtrio.obs", "kvtrio.__version__"),
+        ("attrs", "duckdb", "msgspec", "numpy", "tqdm", "trio"),
+        frozenset({"asyncio"}),
+    ),
+    "kvtrio.store": Rule(
+        ("kvtrio.core",), ("attrs", "blake3", "msgspec"), CLOCKS_AND_IO - {"os", "threading"}
+    ),
     "kvtrio.bench": Rule((), ("attrs", "trio"), frozenset({"asyncio"})),
     "kvtrio.plugins": Rule(),
     "kvtrio.config": Rule(("kvtrio.config_model",), ("attrs", "cyclopts")),

@@ -1,0 +1,1 @@
+"""Traffic without its words: recorded, made, played again, and looked into."""
