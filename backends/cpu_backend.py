@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from kvtrio.backends.base import BackendError, BackendInfo, BackendSettings
 from kvtrio.backends.cpu_adapters import CpuAdapters
+from kvtrio.backends.cpu_ahead import Ahead, Arena, populate_function
 from kvtrio.backends.cpu_memory import (
     GroupSize,
     activation_bytes,
@@ -60,6 +61,7 @@ class _Parts:
     adapters: CpuAdapters
     logits: NDArray[np.float32]
     """[max_sampled, V]: where every step leaves them."""
+    ahead: Ahead
 
 
 @frozen(eq=False)
@@ -139,6 +141,7 @@ class CpuBackend:
         """Give threads and memory back. Idempotent; no other call may follow."""
         if self._parts is not None:
             parts, self._parts = self._parts, None
+            parts.ahead.close()
             parts.adapters.close()
             parts.native.cdll.kvt_model_free(parts.model.handle)
             parts.native.close()
@@ -157,7 +160,9 @@ class CpuBackend:
             return
         parts.native.cdll.kvt_team_wake(parts.native.team)  # meanwhile the step is written
         step = parts.writer.write(batch, plans, parts.adapters.loaded)
+        parts.ahead.begin(parts.writer.reached)
         parts.native.check(parts.native.cdll.kvt_step_run(parts.model.handle, ctypes.byref(step)))
+        parts.ahead.end()
 
 
 def _load(native: Native, file: TensorFile, spec: ModelSpec, settings: BackendSettings) -> _Parts:
@@ -190,7 +195,18 @@ def _load(native: Native, file: TensorFile, spec: ModelSpec, settings: BackendSe
         writer=StepWriter(_host_offsets(info), limits),
         adapters=CpuAdapters(native, model, spec),
         logits=floats_at(address, (limits.max_sampled, spec.vocab_size)),
+        ahead=Ahead(_arenas(plan, stored), populate_function()),
     )
+
+
+def _arenas(plan: _Plan, stored: Stored) -> list[Arena]:
+    """Of all layers, K and V."""
+    found = []
+    for cache in stored.caches:
+        size = plan.sizes[cache.group]
+        found.append(Arena(cache.keys, size.keys, cache.num_blocks))
+        found.append(Arena(cache.values, size.values, cache.num_blocks))
+    return found
 
 
 def _with_room(plan: _Plan, spec: ModelSpec, settings: BackendSettings) -> BackendSettings:

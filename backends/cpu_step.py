@@ -107,6 +107,8 @@ class StepWriter:
     limits: Limits
     step: abi.Step = field(init=False, factory=abi.Step)
     answers: Answers = field(init=False)
+    reached: int = field(init=False, default=0)
+    """Blocks up to the last one that a step had so far."""
     _token_ids: Ids = field(init=False)
     _blocks: Ids = field(init=False)
     _chunks: Rows = field(init=False)
@@ -201,11 +203,13 @@ class StepWriter:
                 return known.ids
             count = len(known.blocks)
             if blocks[:count] == known.blocks:
+                self.reached = max(self.reached, 1 + max(blocks[count:], default=-1))
                 ids = np.concatenate((known.ids, np.array(blocks[count:], np.int32)))
                 self._known[key] = _Table(blocks, ids)
                 return ids
         elif len(self._known) >= MAX_TABLES:
             self._known.clear()
+        self.reached = max(self.reached, 1 + max(blocks, default=-1))
         ids = np.array(blocks, np.int32)
         self._known[key] = _Table(blocks, ids)
         return ids
