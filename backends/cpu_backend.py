@@ -202,7 +202,7 @@ def _load(native: Native, file: TensorFile, spec: ModelSpec, settings: BackendSe
 def _arenas(plan: _Plan, stored: Stored) -> list[Arena]:
     """Of all layers, K and V."""
     found = []
-    for cache in stored.caches:
+    for cache in stored.stores.caches.values():
         size = plan.sizes[cache.group]
         found.append(Arena(cache.keys, size.keys, cache.num_blocks))
         found.append(Arena(cache.values, size.values, cache.num_blocks))
