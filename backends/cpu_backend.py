@@ -58,6 +58,7 @@ class _Parts:
     native: Native
     model: NativeModel
     writer: StepWriter
+    places: CpuPlaces
     adapters: CpuAdapters
     logits: NDArray[np.float32]
     """[max_sampled, V]: where every step leaves them."""
@@ -106,7 +107,7 @@ class CpuBackend:
         parts = self._open()
         rows = [chunk.sample for chunk in batch.chunks if chunk.sample is not None]
         plans = plan_rows(rows, parts.info.vocab_size)
-        saved = run_moves(CpuPlaces(parts.native, parts.model, parts.writer), batch)
+        saved = run_moves(parts.places, batch)
         self._run(batch, plans)
         answers, step = parts.writer.answers, parts.writer.step
         if not all(answers.is_finite[: len(rows)]):
@@ -154,9 +155,8 @@ class CpuBackend:
     def _run(self, batch: Batch, plans: list[RowPlan]) -> None:
         parts = self._open()
         if not batch.chunks:
-            places = CpuPlaces(parts.native, parts.model, parts.writer)
             for copy in batch.copies:
-                places.copy(copy)
+                parts.places.copy(copy)
             return
         parts.native.cdll.kvt_team_wake(parts.native.team)  # meanwhile the step is written
         step = parts.writer.write(batch, plans, parts.adapters.loaded)
@@ -188,11 +188,13 @@ def _load(native: Native, file: TensorFile, spec: ModelSpec, settings: BackendSe
     except MemoryError:
         raise BackendError("not enough memory for the activations of a step") from None
     address = native.cdll.kvt_model_logits(model.handle)
+    writer = StepWriter(_host_offsets(info), limits)
     return _Parts(
         info=info,
         native=native,
         model=model,
-        writer=StepWriter(_host_offsets(info), limits),
+        writer=writer,
+        places=CpuPlaces(native, model, writer),
         adapters=CpuAdapters(native, model, spec),
         logits=floats_at(address, (limits.max_sampled, spec.vocab_size)),
         ahead=Ahead(_arenas(plan, stored), populate_function()),
