@@ -11,12 +11,11 @@ from kvtrio.backends.base import BackendError, BackendInfo, BackendSettings
 from kvtrio.backends.cpu_adapters import CpuAdapters
 from kvtrio.backends.cpu_ahead import Ahead, Arena, populate_function
 from kvtrio.backends.cpu_memory import (
-    BlockSize,
+    GroupSize,
     activation_bytes,
-    block_sizes,
     core_groups,
-    make_caches,
-    pool_bytes,
+    group_sizes,
+    make_stores,
 )
 from kvtrio.backends.cpu_model import Limits, NativeModel, Stored, make_model, require_kernels
 from kvtrio.backends.cpu_native import Native, floats_at
@@ -31,7 +30,13 @@ from kvtrio.backends.cpu_weights import (
     plan_matrices,
     weight_bytes,
 )
-from kvtrio.backends.groups import LayerGroup, host_blocks, layer_groups
+from kvtrio.backends.groups import (
+    LayerGroup,
+    host_blocks,
+    layer_groups,
+    pool_bytes,
+    with_slots,
+)
 from kvtrio.backends.memory import (
     Needs,
     ram_available,
@@ -66,7 +71,7 @@ class _Plan:
 
     matrices: tuple[MatrixPlan, ...]
     groups: tuple[LayerGroup, ...]
-    sizes: tuple[BlockSize, ...]
+    sizes: tuple[GroupSize, ...]
 
 
 class CpuBackend:
@@ -163,7 +168,8 @@ class CpuBackend:
 
 def _load(native: Native, file: TensorFile, spec: ModelSpec, settings: BackendSettings) -> _Parts:
     groups = layer_groups(spec)
-    plan = _Plan(plan_matrices(native, file, spec), groups, block_sizes(native, groups, settings))
+    sizes = group_sizes(native, spec, groups, settings)
+    plan = _Plan(plan_matrices(native, file, spec), groups, sizes)
     fitting = _with_room(plan, spec, settings)
     info = evolve(
         _info(native, plan, spec, fitting),
@@ -171,7 +177,7 @@ def _load(native: Native, file: TensorFile, spec: ModelSpec, settings: BackendSe
     )
     stored = Stored(
         load_weights(native, file, spec, plan.matrices),
-        make_caches(native, groups, settings, info.num_blocks + info.num_host_blocks),
+        make_stores(native, groups, sizes, settings, info),
     )
     limits = Limits(
         max_rows=settings.max_rows,
@@ -183,7 +189,7 @@ def _load(native: Native, file: TensorFile, spec: ModelSpec, settings: BackendSe
     except MemoryError:
         raise BackendError("not enough memory for the activations of a step") from None
     address = native.cdll.kvt_model_logits(model.handle)
-    writer = StepWriter(len(groups), 0 if info.is_unified else info.num_blocks, limits)
+    writer = StepWriter(_host_offsets(info), limits)
     return _Parts(
         info=info,
         native=native,
@@ -199,7 +205,7 @@ def _load(native: Native, file: TensorFile, spec: ModelSpec, settings: BackendSe
 def _arenas(plan: _Plan, stored: Stored) -> list[Arena]:
     """Of all layers, K and V."""
     found = []
-    for cache in stored.caches:
+    for cache in stored.stores.caches.values():
         size = plan.sizes[cache.group]
         found.append(Arena(cache.keys, size.keys, cache.num_blocks))
         found.append(Arena(cache.values, size.values, cache.num_blocks))
@@ -211,7 +217,7 @@ def _with_room(plan: _Plan, spec: ModelSpec, settings: BackendSettings) -> Backe
     weights = weight_bytes(plan.matrices, spec) + passing_bytes(plan.matrices)
     needs = Needs(
         weights=weights + activation_bytes(spec, settings),
-        pools=pool_bytes(plan.groups, plan.sizes, settings.num_blocks),
+        pools=_pool_bytes(plan, evolve(settings, host_bytes=0)),
         host=settings.host_bytes,
     )
     available = ram_available()
@@ -221,20 +227,34 @@ def _with_room(plan: _Plan, spec: ModelSpec, settings: BackendSettings) -> Backe
     return evolve(settings, host_bytes=needs.host)
 
 
+def _pool_bytes(plan: _Plan, settings: BackendSettings) -> int:
+    groups = core_groups(plan.groups, plan.sizes, settings.block_size)
+    settings = with_slots(groups, settings)
+    return pool_bytes(groups, settings, host_blocks(groups, settings))
+
+
+def _host_offsets(info: BackendInfo) -> tuple[int, ...]:
+    counts = (info.num_state_slots if group.bytes_per_state else info.num_blocks
+              for group in info.groups)  # fmt: skip
+    return tuple(0 if info.is_unified else count for count in counts)
+
+
 def _info(native: Native, plan: _Plan, spec: ModelSpec, settings: BackendSettings) -> BackendInfo:
     groups = core_groups(plan.groups, plan.sizes, settings.block_size)
+    settings = with_slots(groups, settings)
     num_host_blocks = host_blocks(groups, settings)
-    num_blocks = settings.num_blocks + num_host_blocks
     return BackendInfo(
         name="cpu",
         groups=groups,
         block_size=settings.block_size,
         num_blocks=settings.num_blocks,
         num_host_blocks=num_host_blocks,
+        num_state_slots=settings.num_state_slots,
+        num_host_state_slots=settings.num_host_state_slots or 0,
         is_unified=settings.is_unified is not False,
         vocab_size=spec.vocab_size,
         max_context=settings.max_context,
-        pool_bytes=pool_bytes(plan.groups, plan.sizes, num_blocks),
+        pool_bytes=pool_bytes(groups, settings, num_host_blocks),
         weight_bytes=weight_bytes(plan.matrices, spec),
         numerics=native.isa,
         num_converted=sum(each.kept != each.stored for each in plan.matrices),
