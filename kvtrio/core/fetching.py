@@ -19,7 +19,7 @@ from kvtrio.core.events import Fetched
 from kvtrio.core.exchange import Exchange
 from kvtrio.core.identity import TokenTrail
 from kvtrio.core.index import common_prefix
-from kvtrio.core.keeping import Fetch, Keeper, Touch
+from kvtrio.core.keeping import LEAST_BYTES, Fetch, Keeper, Touch
 from kvtrio.core.request import Request
 from kvtrio.core.stored import Incoming, Stored, StoreFault
 from kvtrio.core.types import RequestId
@@ -170,7 +170,7 @@ class Fetches:
             entry = job.todo.popleft()
             if entry.used:
                 chosen.append(entry)
-                num_bytes += entry.size
+                num_bytes += max(entry.size, LEAST_BYTES)
         if chosen:
             self._last_number += 1
             job.number = self._last_number

@@ -19,6 +19,9 @@ from kvtrio.core.identity import KeyMaker
 from kvtrio.core.stored import Stored, StoredHead
 
 MAX_QUEUED_BYTES = 64 << 20
+LEAST_BYTES = 64 << 10
+"""What the smallest block counts where bytes are limited for the time that they take: to decide
+about one takes time, too."""
 GRAIN = 4096
 """File systems give out space in pieces of so many bytes."""
 
@@ -119,12 +122,14 @@ class Keeper:
 
     def save_fresh(self, num_bytes: int) -> None:
         """Have what came first read out, about so many bytes."""
-        before = self.num_queued_bytes
-        while self.has_fresh and self.num_queued_bytes - before < num_bytes:
+        num_left = num_bytes
+        while self.has_fresh and num_left > 0:
+            before = self.num_queued_bytes
             if self.fresh_blocks:
                 self.block_goes(next(iter(self.fresh_blocks.values())))
             else:
                 self.state_goes(next(iter(self.fresh_states.values())))
+            num_left -= max(self.num_queued_bytes - before, LEAST_BYTES)
 
     # --- reading out and writing ---
 
