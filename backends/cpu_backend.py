@@ -9,13 +9,13 @@ from numpy.typing import NDArray
 
 from kvtrio.backends.base import BackendError, BackendInfo, BackendSettings
 from kvtrio.backends.cpu_adapters import CpuAdapters
+from kvtrio.backends.cpu_ahead import Ahead, Arena, populate_function
 from kvtrio.backends.cpu_memory import (
-    BlockSize,
+    GroupSize,
     activation_bytes,
-    block_sizes,
     core_groups,
-    make_caches,
-    pool_bytes,
+    group_sizes,
+    make_stores,
 )
 from kvtrio.backends.cpu_model import Limits, NativeModel, Stored, make_model, require_kernels
 from kvtrio.backends.cpu_native import Native, floats_at
@@ -30,7 +30,13 @@ from kvtrio.backends.cpu_weights import (
     plan_matrices,
     weight_bytes,
 )
-from kvtrio.backends.groups import LayerGroup, host_blocks, layer_groups
+from kvtrio.backends.groups import (
+    LayerGroup,
+    host_blocks,
+    layer_groups,
+    pool_bytes,
+    with_slots,
+)
 from kvtrio.backends.memory import (
     Needs,
     ram_available,
@@ -52,9 +58,11 @@ class _Parts:
     native: Native
     model: NativeModel
     writer: StepWriter
+    places: CpuPlaces
     adapters: CpuAdapters
     logits: NDArray[np.float32]
     """[max_sampled, V]: where every step leaves them."""
+    ahead: Ahead
 
 
 @frozen(eq=False)
@@ -63,7 +71,7 @@ class _Plan:
 
     matrices: tuple[MatrixPlan, ...]
     groups: tuple[LayerGroup, ...]
-    sizes: tuple[BlockSize, ...]
+    sizes: tuple[GroupSize, ...]
 
 
 class CpuBackend:
@@ -83,6 +91,7 @@ class CpuBackend:
         if settings.device != "cpu":
             raise BackendError(f"backend cpu does not compute on device {settings.device!r}")
         require_kernels(spec)
+        spec = spec.for_context(settings.max_context)
         native = Native.open(settings.num_threads)
         try:
             return cls(_load(native, file, spec, settings))
@@ -99,7 +108,7 @@ class CpuBackend:
         parts = self._open()
         rows = [chunk.sample for chunk in batch.chunks if chunk.sample is not None]
         plans = plan_rows(rows, parts.info.vocab_size)
-        saved = run_moves(CpuPlaces(parts.native, parts.model, parts.writer), batch)
+        saved = run_moves(parts.places, batch)
         self._run(batch, plans)
         answers, step = parts.writer.answers, parts.writer.step
         if not all(answers.is_finite[: len(rows)]):
@@ -117,6 +126,7 @@ class CpuBackend:
         """Run a step without choosing: raw logits of the sampled rows, [M, vocab], a copy."""
         rows = [chunk.sample for chunk in batch.chunks if chunk.sample is not None]
         plans = [RowPlan(row.params, None, None, 0, 1, False) for row in rows]
+        run_moves(self._open().places, batch)
         self._run(batch, plans)
         return self._open().logits[: len(rows)].copy()
 
@@ -134,6 +144,7 @@ class CpuBackend:
         """Give threads and memory back. Idempotent; no other call may follow."""
         if self._parts is not None:
             parts, self._parts = self._parts, None
+            parts.ahead.close()
             parts.adapters.close()
             parts.native.cdll.kvt_model_free(parts.model.handle)
             parts.native.close()
@@ -146,18 +157,20 @@ class CpuBackend:
     def _run(self, batch: Batch, plans: list[RowPlan]) -> None:
         parts = self._open()
         if not batch.chunks:
-            places = CpuPlaces(parts.native, parts.model, parts.writer)
             for copy in batch.copies:
-                places.copy(copy)
+                parts.places.copy(copy)
             return
         parts.native.cdll.kvt_team_wake(parts.native.team)  # meanwhile the step is written
         step = parts.writer.write(batch, plans, parts.adapters.loaded)
+        parts.ahead.begin(parts.writer.reached)
         parts.native.check(parts.native.cdll.kvt_step_run(parts.model.handle, ctypes.byref(step)))
+        parts.ahead.end()
 
 
 def _load(native: Native, file: TensorFile, spec: ModelSpec, settings: BackendSettings) -> _Parts:
     groups = layer_groups(spec)
-    plan = _Plan(plan_matrices(native, file, spec), groups, block_sizes(native, groups, settings))
+    sizes = group_sizes(native, spec, groups, settings)
+    plan = _Plan(plan_matrices(native, file, spec), groups, sizes)
     fitting = _with_room(plan, spec, settings)
     info = evolve(
         _info(native, plan, spec, fitting),
@@ -165,7 +178,7 @@ def _load(native: Native, file: TensorFile, spec: ModelSpec, settings: BackendSe
     )
     stored = Stored(
         load_weights(native, file, spec, plan.matrices),
-        make_caches(native, groups, settings, info.num_blocks + info.num_host_blocks),
+        make_stores(native, groups, sizes, settings, info),
     )
     limits = Limits(
         max_rows=settings.max_rows,
@@ -177,14 +190,27 @@ def _load(native: Native, file: TensorFile, spec: ModelSpec, settings: BackendSe
     except MemoryError:
         raise BackendError("not enough memory for the activations of a step") from None
     address = native.cdll.kvt_model_logits(model.handle)
+    writer = StepWriter(_host_offsets(info), limits)
     return _Parts(
         info=info,
         native=native,
         model=model,
-        writer=StepWriter(len(groups), 0 if info.is_unified else info.num_blocks, limits),
+        writer=writer,
+        places=CpuPlaces(native, model, writer),
         adapters=CpuAdapters(native, model, spec),
         logits=floats_at(address, (limits.max_sampled, spec.vocab_size)),
+        ahead=Ahead(_arenas(plan, stored), populate_function()),
     )
+
+
+def _arenas(plan: _Plan, stored: Stored) -> list[Arena]:
+    """Of all layers, K and V."""
+    found = []
+    for cache in stored.stores.caches.values():
+        size = plan.sizes[cache.group]
+        found.append(Arena(cache.keys, size.keys, cache.num_blocks))
+        found.append(Arena(cache.values, size.values, cache.num_blocks))
+    return found
 
 
 def _with_room(plan: _Plan, spec: ModelSpec, settings: BackendSettings) -> BackendSettings:
@@ -192,7 +218,7 @@ def _with_room(plan: _Plan, spec: ModelSpec, settings: BackendSettings) -> Backe
     weights = weight_bytes(plan.matrices, spec) + passing_bytes(plan.matrices)
     needs = Needs(
         weights=weights + activation_bytes(spec, settings),
-        pools=pool_bytes(plan.groups, plan.sizes, settings.num_blocks),
+        pools=_pool_bytes(plan, evolve(settings, host_bytes=0)),
         host=settings.host_bytes,
     )
     available = ram_available()
@@ -202,20 +228,34 @@ def _with_room(plan: _Plan, spec: ModelSpec, settings: BackendSettings) -> Backe
     return evolve(settings, host_bytes=needs.host)
 
 
+def _pool_bytes(plan: _Plan, settings: BackendSettings) -> int:
+    groups = core_groups(plan.groups, plan.sizes, settings.block_size)
+    settings = with_slots(groups, settings)
+    return pool_bytes(groups, settings, host_blocks(groups, settings))
+
+
+def _host_offsets(info: BackendInfo) -> tuple[int, ...]:
+    counts = (info.num_state_slots if group.bytes_per_state else info.num_blocks
+              for group in info.groups)  # fmt: skip
+    return tuple(0 if info.is_unified else count for count in counts)
+
+
 def _info(native: Native, plan: _Plan, spec: ModelSpec, settings: BackendSettings) -> BackendInfo:
     groups = core_groups(plan.groups, plan.sizes, settings.block_size)
+    settings = with_slots(groups, settings)
     num_host_blocks = host_blocks(groups, settings)
-    num_blocks = settings.num_blocks + num_host_blocks
     return BackendInfo(
         name="cpu",
         groups=groups,
         block_size=settings.block_size,
         num_blocks=settings.num_blocks,
         num_host_blocks=num_host_blocks,
+        num_state_slots=settings.num_state_slots,
+        num_host_state_slots=settings.num_host_state_slots or 0,
         is_unified=settings.is_unified is not False,
         vocab_size=spec.vocab_size,
         max_context=settings.max_context,
-        pool_bytes=pool_bytes(plan.groups, plan.sizes, num_blocks),
+        pool_bytes=pool_bytes(groups, settings, num_host_blocks),
         weight_bytes=weight_bytes(plan.matrices, spec),
         numerics=native.isa,
         num_converted=sum(each.kept != each.stored for each in plan.matrices),

@@ -102,12 +102,13 @@ class _Table:
 class StepWriter:
     """Writes batches into one ``kvt_step``, over and over."""
 
-    _num_groups: int
-    _host_offset: int
-    """Where the blocks in RAM start in an arena; 0: their ids say so."""
+    _host_offsets: tuple[int, ...]
+    """Per group, where the blocks or slots in RAM start in an arena; 0: their ids say so."""
     limits: Limits
     step: abi.Step = field(init=False, factory=abi.Step)
     answers: Answers = field(init=False)
+    reached: int = field(init=False, default=0)
+    """Blocks up to the last one that a step had so far."""
     _token_ids: Ids = field(init=False)
     _blocks: Ids = field(init=False)
     _chunks: Rows = field(init=False)
@@ -179,7 +180,7 @@ class StepWriter:
             return
         found = [
             self._table((chunk.request_id, group), chunk.block_tables[group])
-            for group in range(self._num_groups)
+            for group in range(len(self._host_offsets))
             for chunk in chunks
         ]
         borders = self._tables.reserve(len(found) + 1)
@@ -202,11 +203,13 @@ class StepWriter:
                 return known.ids
             count = len(known.blocks)
             if blocks[:count] == known.blocks:
+                self.reached = max(self.reached, 1 + max(blocks[count:], default=-1))
                 ids = np.concatenate((known.ids, np.array(blocks[count:], np.int32)))
                 self._known[key] = _Table(blocks, ids)
                 return ids
         elif len(self._known) >= MAX_TABLES:
             self._known.clear()
+        self.reached = max(self.reached, 1 + max(blocks, default=-1))
         ids = np.array(blocks, np.int32)
         self._known[key] = _Table(blocks, ids)
         return ids
@@ -219,14 +222,14 @@ class StepWriter:
         items = self._copies.reserve(len(copies))
         for item, copy in zip(items, copies, strict=False):
             item.group = copy.group
-            item.source = self.place(copy.source, copy.source_tier)
-            item.target = self.place(copy.target, copy.target_tier)
+            item.source = self.place(copy.group, copy.source, copy.source_tier)
+            item.target = self.place(copy.group, copy.target, copy.target_tier)
             item.num_tokens = copy.num_tokens
         self.step.num_copies = len(copies)
 
-    def place(self, block: BlockId, tier: Tier) -> int:
-        """Where a block of a tier is in the arena."""
-        return block if tier is Tier.DEVICE else self._host_offset + block
+    def place(self, group: int, block: BlockId, tier: Tier) -> int:
+        """Where a block, or a slot, of a tier is in the arena."""
+        return block if tier is Tier.DEVICE else self._host_offsets[group] + block
 
     def _write_uses(self, chunks: Sequence[Chunk], adapters: Mapping[int, int]) -> None:
         self.step.num_uses = self.step.num_segments = 0

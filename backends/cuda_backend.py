@@ -25,15 +25,15 @@ from kvtrio.backends.groups import core_groups, host_blocks, layer_groups, pool_
 from kvtrio.backends.memory import Needs, require_memory, shrunk_host_bytes
 from kvtrio.backends.torch_adapters import TorchAdapters
 from kvtrio.backends.torch_backend import Parts, TorchBackend, dtype_of, ropes_of
+from kvtrio.backends.torch_caches import layer_caches
 from kvtrio.backends.torch_memory import available_memory, make_arenas
-from kvtrio.backends.torch_ops import layer_caches
 from kvtrio.backends.torch_states import layer_states
 from kvtrio.backends.torch_step import StepLayout
 from kvtrio.backends.torch_weights import TensorFile
 from kvtrio.core.batch import Batch, Copy
 from kvtrio.core.types import BlockId, Tier
 from kvtrio.kernels.triton_common import is_interpreted
-from kvtrio.model.spec import AttentionSpec, ModelSpec
+from kvtrio.model.spec import AttentionSpec, LatentAttentionSpec, ModelSpec
 
 NO_GPU = (
     "backend cuda found no NVIDIA GPU that this torch can use (TRITON_INTERPRET=1 runs its kernels "
@@ -57,8 +57,12 @@ class CudaBackend(TorchBackend):
 
     @classmethod
     def load(cls, file: TensorFile, spec: ModelSpec, settings: BackendSettings) -> Self:
-        """See ``TorchBackend.load``; raises BackendError also where there is no GPU."""
+        """See ``TorchBackend.load``; raises BackendError also where there is no GPU, and for a
+        model with attention of a kind that no kernel computes."""
         dtype, device = dtype_of(settings.dtype), _device(settings.device)
+        spec = spec.for_context(settings.max_context)
+        if any(isinstance(layer.mixer, LatentAttentionSpec) for layer in spec.layers):
+            raise BackendError(f"backend cuda has no kernels for {spec.architecture} yet")
         fitting = _with_room(file, spec, settings, device)
         info = evolve(
             _info(file, spec, fitting, device),

@@ -15,8 +15,8 @@ import torch
 from attrs import define, field, frozen
 from torch import Tensor
 
+from kvtrio.backends.torch_caches import Pool
 from kvtrio.backends.torch_memory import AnyPool, run_copy
-from kvtrio.backends.torch_ops import Pool
 from kvtrio.core.batch import Copy
 from kvtrio.core.types import Tier
 from kvtrio.kernels.reference import copy_places

@@ -1,9 +1,10 @@
 """``Ops`` over Triton's kernels.
 
-1. ``add`` only remembers what is to be added; the operation that next reads the sum adds it: the
-   norm in its own kernel, all others at once. So a residual that was added to must not be read
-   but through operations.
-2. What has no kernel here (experts, Mamba 2) is the torch backend's, on the device.
+1. ``add`` only remembers what is to be added; the operation that next reads the sum adds it, in
+   place: the norm in its own kernel, all others at once. Until then the tensor from before the
+   addition, another view of the same memory, still reads as before; parallel layers do that.
+2. What has no kernel here (experts, Mamba 2, norms of all heads together, LayerNorm) is the torch
+   backend's, on the device.
 """
 
 from collections.abc import Mapping
@@ -14,7 +15,8 @@ from torch import Tensor
 from kvtrio.backends.cuda_adapters import AdapterTables
 from kvtrio.backends.cuda_step import CudaStep
 from kvtrio.backends.cuda_weights import Matrix, Weights, num_rows
-from kvtrio.backends.torch_ops import LayerCache, TorchOps
+from kvtrio.backends.torch_caches import LayerCache
+from kvtrio.backends.torch_ops import TorchOps
 from kvtrio.backends.torch_recurrent import delta_heads
 from kvtrio.backends.torch_states import LayerStates
 from kvtrio.backends.torch_step import TorchStep
@@ -48,13 +50,13 @@ class CudaOps(TorchOps):
         dtype: torch.dtype,
     ) -> None:
         super().__init__(weights.tensors, caches, states, dtype)
-        self._matrices = weights.matrices
+        self._packed = weights.matrices
         self._adapters = adapters
         self._pending: tuple[Tensor, Tensor] | None = None
 
     def embed(self, step: TorchStep, weight: str, scale: float) -> Tensor:
         self._pending = None
-        matrix = self._matrices.get(weight + ".weight")
+        matrix = self._packed.get(weight + ".weight")
         if matrix is None:
             return super().embed(step, weight, scale)
         (table,) = matrix.parts
@@ -64,14 +66,24 @@ class CudaOps(TorchOps):
 
     def add(self, x: Tensor, y: Tensor) -> Tensor:
         self._settle(x)
-        self._pending = (x, y)
-        return x
+        total = x.view_as(x)
+        self._pending = (total, y)
+        return total
 
     def norm(self, x: Tensor, weight: str, eps: float) -> Tensor:
         change = None
         if self._pending is not None and self._pending[0] is x:
             change, self._pending = self._pending[1], None
         return add_norm(x, change, self._weights[weight + ".weight"], eps, self._dtype)
+
+    def layer_norm(self, x: Tensor, weight: str, bias: bool, eps: float) -> Tensor:
+        self._settle(x)
+        return super().layer_norm(x, weight, bias, eps)
+
+    def narrowed(self, x: Tensor) -> Tensor:
+        self._settle(x)
+        # A copy even of float32: sums go on in the same memory.
+        return x.to(self._dtype, copy=True)
 
     def post_norm(self, x: Tensor, weight: str, eps: float) -> Tensor:
         return add_norm(x, None, self._weights[weight + ".weight"], eps, torch.float32)
@@ -82,7 +94,7 @@ class CudaOps(TorchOps):
 
     def linear(self, step: TorchStep, x: Tensor, weight: str, bias: bool) -> Tensor:
         name = weight + ".weight"
-        matrix = self._matrices.get(name)
+        matrix = self._packed.get(name)
         added = self._weights[weight + ".bias"] if bias else None
         if matrix is None:
             out = kernels.linear(x, self._weights[name], added)
@@ -93,6 +105,8 @@ class CudaOps(TorchOps):
 
     def qkv(self, step: TorchStep, x: Tensor, layer: LayerSpec, eps: float) -> Tensor:
         spec, prefix = layer.attention, f"blk.{layer.index}."
+        if spec.joint_norm:
+            return super().qkv(step, x, layer, eps)
         cache = self._caches[layer.index]
         turned = spec.rope.style is not RopeStyle.NONE
         cos, sin = step.rotations[spec.rope] if turned else (None, None)
@@ -112,15 +126,16 @@ class CudaOps(TorchOps):
         out = q.new_empty(q.shape[0], spec.num_heads, spec.value_dim)
         sizes = (spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.value_dim)
         shape = Shape(*sizes, spec.scale, spec.softcap, spec.window)
+        sinks = self._weights[f"blk.{index}.attn_sinks.weight"] if spec.sinks else None
         for queries in _own(step).queries[cache.group]:
-            attend(q, (cache.keys, cache.values), queries, shape, out)
+            attend(q, (cache.keys, cache.values), queries, shape, out, sinks)
         if not spec.gated:
             return out.flatten(1)
         gates = q.flatten(0, 1)[:, spec.head_dim :]
         return gated(gates, out.flatten(0, 1), Act.SIGMOID).view(out.shape).flatten(1)
 
     def logits(self, step: TorchStep, x: Tensor, weight: str, softcap: float | None) -> Tensor:
-        matrix = self._matrices.get(weight + ".weight")
+        matrix = self._packed.get(weight + ".weight")
         if matrix is None:
             out = kernels.head(x, self._weights[weight + ".weight"])
         else:

@@ -53,7 +53,16 @@ class Begun:
 
     url: str
     load_s: float
+    max_disk_bytes: int
+    num_disk_entries: int
+    """What was found on disk."""
     log_key: bytes = field(repr=False)
+
+
+def version() -> tuple[int, int, int]:
+    """Of kvtrio."""
+    major, minor, patch = map(int, re.findall(r"\d+", kvtrio.__version__)[:3])
+    return major, minor, patch
 
 
 def server_start(prepared: Prepared, info: BackendInfo, begun: Begun) -> ServerStart:
@@ -61,7 +70,7 @@ def server_start(prepared: Prepared, info: BackendInfo, begun: Begun) -> ServerS
     scheduling, settings = prepared.config.scheduling, prepared.backend_settings
     is_cpu = info.name == CPU
     compute = ComputeType.FILE.value if is_cpu else settings.dtype
-    major, minor, patch = map(int, re.findall(r"\d+", kvtrio.__version__)[:3])
+    major, minor, patch = version()
     return ServerStart(
         port=urlsplit(begun.url).port or 0,
         model=Digest.of(prepared.served.model_path_name, begun.log_key),
@@ -93,6 +102,8 @@ def server_start(prepared: Prepared, info: BackendInfo, begun: Begun) -> ServerS
         weight_bytes=info.weight_bytes,
         num_adapters=len(prepared.adapters),
         load_s=begun.load_s,
+        max_disk_bytes=begun.max_disk_bytes,
+        num_disk_entries=begun.num_disk_entries,
     )
 
 

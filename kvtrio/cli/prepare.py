@@ -85,15 +85,15 @@ def prepare(config: ServeConfig, stack: ExitStack) -> Prepared:
         stack.callback(sock.close)
     file = stack.enter_context(open_model(find_model(config.name, config.model.model)))
     spec = read_spec(file)
+    context = choose_context(spec.context_length, config.model.ctx_size)
+    spec = spec.for_context(context)
     adapters = read_adapters(wanted_adapters(config.adapters, _alias(file, config.model)), spec)
     return Prepared(
         config=config,
         keys=keys,
         policy=policy,
         backend=suited(backend, spec, config.model),
-        backend_settings=backend_settings(
-            config, choose_context(spec.context_length, config.model.ctx_size)
-        ),
+        backend_settings=backend_settings(config, context),
         sockets=sockets,
         file=file,
         weights=content_digest(file.part_paths),
@@ -144,7 +144,7 @@ def choose_context(trained: int, asked: int | None) -> int:
     return asked
 
 
-def core_config(config: ServeConfig, info: BackendInfo) -> CoreConfig:
+def core_config(config: ServeConfig, info: BackendInfo, disk_bytes: int = 0) -> CoreConfig:
     """The core's limits over the memory that the backend has."""
     scheduling = config.scheduling
     longest_queue = WAITING_PER_PLACE * scheduling.parallel * info.max_context
@@ -161,6 +161,7 @@ def core_config(config: ServeConfig, info: BackendInfo) -> CoreConfig:
         num_state_slots=info.num_state_slots,
         num_host_state_slots=info.num_host_state_slots,
         is_unified=info.is_unified,
+        disk_bytes=disk_bytes,
     )
     assert core.num_blocks == info.num_blocks, "core and backend count blocks alike"
     return core

@@ -14,12 +14,10 @@ from kvtrio.core.blocks import Block
 from kvtrio.core.config import CoreConfig
 from kvtrio.core.identity import TokenTrail
 from kvtrio.core.index import Match
+from kvtrio.core.keeping import LEAST_BYTES
 from kvtrio.core.stored import Incoming
 from kvtrio.core.tiers import Position, TieredCache
 from kvtrio.core.types import Tier
-
-LEAST_BYTES = 4096
-"""What a block without K and V counts: it takes time all the same."""
 
 
 @define(eq=False)
@@ -69,7 +67,7 @@ class Entrance:
                 self._enter_state(arrival, piece, path, now)
             else:
                 self._enter_block(arrival, piece, path, now)
-            num_left -= sum(map(len, piece.parts), LEAST_BYTES)
+            num_left -= max(sum(map(len, piece.parts)), LEAST_BYTES)
         cache.release(path, now)
         return num_bytes - num_left
 
@@ -88,6 +86,7 @@ class Entrance:
         block = cache.publish(own, Position(parent, arrival.trail), piece.num_tokens, now)
         assert block is own, "nothing there has its tokens"
         block.is_from_disk = True
+        cache.moves.num_from_disk += 1
         if cache.keeper is not None and piece.is_kept:
             cache.keeper.forget_block(block)
         path.append(block)

@@ -13,10 +13,11 @@ from collections.abc import Iterable, Sequence
 
 from attrs import define, field, frozen
 
-from kvtrio.core.arrival import LEAST_BYTES, Arrival, Entrance
+from kvtrio.core.arrival import Arrival, Entrance
 from kvtrio.core.batch import Batch, Save, StepResult
 from kvtrio.core.heads import Wanted
 from kvtrio.core.identity import KeyMaker
+from kvtrio.core.keeping import LEAST_BYTES
 from kvtrio.core.request import Request
 from kvtrio.core.stored import Stored
 from kvtrio.core.tiers import TieredCache
@@ -160,4 +161,4 @@ class Exchange:
     def _num_bytes(self, save: Save) -> int:
         config = self.cache.config
         sizes = (config.groups[group].part_bytes(config.block_size) for group, _ in save.places)
-        return sum(sizes, LEAST_BYTES)
+        return max(sum(sizes), LEAST_BYTES)

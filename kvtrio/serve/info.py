@@ -113,6 +113,10 @@ def props(model: ServedModel, settings: ServeSettings) -> dict[str, Any]:
             "chat_template_name": model.template.name,
             "note": model.template_note,
             "purposes": list(settings.purposes),
+            "reuse": {
+                "resumes_at": "checkpoints" if model.spec.has_states else "any_token",
+                "notes": list(settings.reuse_notes),
+            },
         },
     }
 
@@ -131,6 +135,8 @@ def _slot(view: PlaceView, settings: ServeSettings, shown: PlaceSettings) -> dic
         "speculative": False,
         "is_processing": view.is_processing,
     }
+    if view.num_restored_tokens:
+        return {**slot, "n_prompt_tokens": view.num_restored_tokens}
     if view.request_id is None or view.place not in shown:
         return slot
     return {**slot, **_counts(view), "params": shown[view.place]}

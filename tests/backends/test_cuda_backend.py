@@ -4,29 +4,39 @@ from random import Random
 
 import pytest
 import torch
+from attrs import evolve
 
 from harness.cuda_models import random_cuda, same_torch
 from harness.torch_adapters import loaded, random_adapter
 from harness.torch_models import (
     CONV,
     DELTA,
-    MAMBA_EXPERTS,
+    MAMBA_SCALED,
     ODD,
     PLAIN,
     WINDOWED,
     Driver,
     greedy,
+    layer,
     random_prompt,
+    spec,
 )
 
+UNUSUAL = spec(
+    layer(0, sinks=True),
+    evolve(layer(1), parallel=True),
+    evolve(layer(2, qk_norm=True, joint_norm=True, post_norms=True), pre_norms=False),
+    layer(3, 7, sinks=True),
+)
 pytestmark = pytest.mark.slow  # each program of a grid runs in Python
 
 MODELS = {
     "windowed": WINDOWED,
     "odd": ODD,
+    "unusual": UNUSUAL,
     "delta": DELTA,
     "conv": CONV,
-    "mamba-experts": MAMBA_EXPERTS,
+    "mamba": MAMBA_SCALED,
 }
 CLOSE = {"rtol": 0.0, "atol": 2e-4}
 

@@ -3,6 +3,7 @@
 The whole stack in virtual time over real files; a restart is another stack over the same folder.
 """
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from attrs import evolve
 
 from harness.serving import IDENTITY, Reply, Serving, serving
 from harness.virtual import SimSettings
+from harness.virtual_http import Call
 from kvtrio.core.config import Group
 from kvtrio.core.types import StateClass
 
@@ -98,11 +100,14 @@ async def test_a_place_stands_for_what_was_restored_there(
         await complete(server, id_slot=0)
         saved = (await act(server, "save")).json
         assert (await act(server, "restore", slot=1)).status == 200
+        places = (await server.get("/slots")).json
+        assert places[1]["n_prompt_tokens"] == saved["n_saved"]
         again = (await act(server, "save", "copy", slot=1)).json
         assert again["n_saved"] == saved["n_saved"]
         assert again["kvtrio"]["new_bytes"] == 0
         erased = (await act(server, "erase", None, slot=1)).json
         assert erased == {"id_slot": 1, "n_erased": saved["n_saved"]}
+        assert "n_prompt_tokens" not in (await server.get("/slots")).json[1]
         assert (await act(server, "save", slot=1)).error["kvtrio"]["code"] == "empty_slot"
         assert (await act(server, "erase", None, slot=1)).json["n_erased"] == 0
 
@@ -133,6 +138,29 @@ async def test_saving_waits_for_a_busy_place(autojump_clock: Any, tmp_path: Path
         assert restored.raw.total_s > 3
 
 
+async def test_who_leaves_while_it_is_saved_leaves_nothing(
+    autojump_clock: Any, tmp_path: Path
+) -> None:
+    """Neither a file nor a lock: the next one saves, several at once too, one after another."""
+    async with serving(sim=SIM, session_dir=tmp_path) as server:
+        await complete(server, id_slot=0)
+        body = json.dumps({"filename": "left"}).encode()
+        call = Call(target="/slots/0?action=save", method="POST", body=body, hang_up_after_s=0.05)
+        await server.call(call)
+        await trio.sleep(1)
+        assert files(tmp_path) == []
+        replies: list[Reply] = []
+
+        async def save(name: str) -> None:
+            replies.append(await act(server, "save", name))
+
+        async with trio.open_nursery() as nursery:
+            for name in ("one", "two", "three"):
+                nursery.start_soon(save, name)
+        assert {reply.status for reply in replies} == {200}
+        assert sorted(reply.json["kvtrio"]["new_bytes"] == 0 for reply in replies) == [0, 1, 1]
+
+
 @pytest.mark.slow
 async def test_a_place_keeps_what_it_has_when_restoring_fails(
     autojump_clock: Any, tmp_path: Path
@@ -159,6 +187,7 @@ NAMES = ("", "a/b", "..", "a\\b", ".blocks", " a", "a.", "x" * 256, "a\0b", "a:b
 REFUSED = (
     ("/slots/x?action=save", {"filename": "a"}, 400, "bad_slot"),
     ("/slots/2?action=save", {"filename": "a"}, 400, "bad_slot"),
+    (f"/slots/{'9' * 5000}?action=save", {"filename": "a"}, 400, "bad_slot"),
     ("/slots/-1?action=save", {"filename": "a"}, 400, "bad_slot"),
     ("/slots/0", {"filename": "a"}, 400, "bad_action"),
     ("/slots/0?action=load", {"filename": "a"}, 400, "bad_action"),
