@@ -65,7 +65,7 @@ def _is_computed(layer: LayerSpec) -> bool:
     """Whether the kernels compute all that the flags of its attention say."""
     spec = layer.mixer
     return not isinstance(spec, AttentionSpec) or not (
-        spec.sinks or spec.joint_norm or spec.rope.divisors
+        spec.sinks or spec.joint_norm or spec.rope.divisors or spec.temperature
     )
 
 
