@@ -288,7 +288,8 @@ WITH_EXPERTS = {"delta-experts": DELTA_EXPERTS, "mamba-experts": MAMBA_EXPERTS}
 HYBRIDS = RECURRENT | WITH_EXPERTS
 SPECS = {"plain": PLAIN, "windowed": WINDOWED, "odd": ODD}
 """What every backend computes."""
-MODELS = SPECS | HYBRIDS | SPECIAL
+MODELS = SPECS | HYBRIDS
+EVERY = MODELS | SPECIAL
 
 
 @frozen(eq=False)
