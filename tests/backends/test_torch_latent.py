@@ -8,6 +8,7 @@ from harness.torch_models import LATENT, Driver, random_backend, random_prompt
 from kvtrio.core.types import BlockId, StateClass, Tier
 
 
+@torch.inference_mode()
 def test_blocks_are_keys_alone():
     """Their size is that of the rows, and they come back from bytes as they were."""
     backend = random_backend(LATENT)
