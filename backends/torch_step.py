@@ -42,6 +42,8 @@ class TorchStep:
 
     token_ids: Tensor
     """int64 [N]."""
+    positions: Tensor
+    """int64 [N]."""
     rotations: Mapping[RopeSpec, tuple[Tensor, Tensor]]
     """Per kind of rope cos and sin, float32 [N, num_rotated / 2]."""
     groups: Mapping[int, GroupStep]
@@ -87,6 +89,7 @@ def build_step(
     sampled = [end - 1 for chunk, end in zip(chunks, ends, strict=True) if chunk.sample]
     return TorchStep(
         token_ids=_ints(token_ids).to(layout.device),
+        positions=positions.to(layout.device),
         rotations={
             rope: _rotation(rope, factors, positions, layout.device)
             for rope, factors in layout.ropes.items()
