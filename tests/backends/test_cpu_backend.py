@@ -10,12 +10,12 @@ from harness.cpu_models import load_cpu, random_cpu
 from harness.native import isas
 from harness.torch_adapters import random_adapter
 from harness.torch_models import (
+    DELTA_EXPERTS,
     GREEDY,
+    MODELS,
     PLAIN,
-    RECURRENT,
     SPECS,
     WINDOWED,
-    WITH_EXPERTS,
     Driver,
     greedy,
     random_backend,
@@ -23,6 +23,8 @@ from harness.torch_models import (
     random_prompt,
 )
 from kvtrio.backends.base import BackendError
+from kvtrio.backends.cpu_model import KINDS
+from kvtrio.backends.cpu_program import Kind
 from kvtrio.core.sampling import SamplingParams
 
 CLOSE = {"rtol": 0.0, "atol": 1e-4}
@@ -39,10 +41,10 @@ def chunked(driver: Driver, request: int, prompt: list[int], size: int) -> torch
 
 
 @pytest.mark.parametrize("isa", isas())
-@pytest.mark.parametrize("name", SPECS | RECURRENT)
+@pytest.mark.parametrize("name", MODELS)
 def test_the_forward_pass_equals_the_reference(name, isa):
     """With weights and cache in float32, every model's log-probabilities and tokens agree."""
-    model = (SPECS | RECURRENT)[name]
+    model = MODELS[name]
     reference, mine = random_backend(model), random_cpu(model, isa)
     expected = chunked(Driver(reference), 0, PROMPT, 31)
     out = chunked(Driver(mine, Random(2)), 0, PROMPT, 31)
@@ -142,6 +144,7 @@ def test_requests_sample_as_on_the_reference():
     for step in range(20):
         rows = [
             evolve(
+                DELTA_EXPERTS,
                 GREEDY,
                 params=SamplingParams(
                     temperature=rng.choice([0.0, 0.5, 2.0]),
@@ -181,11 +184,11 @@ def test_a_table_that_does_not_cover_its_chunk_is_a_bug():
         driver.tokens(evolve(chunk, block_tables=((chunk.block_tables[0][0],),)))
 
 
-@pytest.mark.parametrize("name", WITH_EXPERTS)
-def test_a_model_without_kernels_is_refused(name):
+def test_a_model_without_kernels_is_refused(monkeypatch: pytest.MonkeyPatch):
     """Before anything is allocated, with the backend that computes it."""
+    monkeypatch.delitem(KINDS, Kind.EXPERTS)
     with pytest.raises(BackendError, match="no kernels for this kind of test; --backend torch"):
-        random_cpu(WITH_EXPERTS[name])
+        random_cpu(DELTA_EXPERTS)
 
 
 def test_an_adapter_without_room_is_refused(monkeypatch: pytest.MonkeyPatch):

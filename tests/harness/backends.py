@@ -8,8 +8,6 @@ from attrs import frozen
 from harness.cpu_models import cpu_settings, random_cpu, require_kernels
 from harness.torch_models import (
     MODELS,
-    RECURRENT,
-    SPECS,
     RandomFile,
     random_backend,
     settings,
@@ -65,7 +63,7 @@ CPU = Kind(
     name="cpu",
     make=random_cpu,
     load=_load_cpu,
-    models=SPECS | RECURRENT,
+    models=MODELS,
     alike=SAME,
     memory="kvtrio.backends.cpu_backend.ram_available",
     free=lambda size: lambda: size,
