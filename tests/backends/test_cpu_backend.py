@@ -10,7 +10,7 @@ from harness.cpu_models import load_cpu, random_cpu
 from harness.native import isas
 from harness.torch_adapters import random_adapter
 from harness.torch_models import (
-    DELTA_EXPERTS,
+    EXPERTS,
     GREEDY,
     MODELS,
     PLAIN,
@@ -21,11 +21,11 @@ from harness.torch_models import (
     random_backend,
     random_file,
     random_prompt,
+    with_experts,
 )
 from kvtrio.backends.base import BackendError
-from kvtrio.backends.cpu_model import KINDS
-from kvtrio.backends.cpu_program import Kind
 from kvtrio.core.sampling import SamplingParams
+from kvtrio.model.spec import Activation, Gating, RoutingSpec
 
 CLOSE = {"rtol": 0.0, "atol": 1e-4}
 SAME = {"rtol": 0.0, "atol": 0.0}
@@ -144,7 +144,6 @@ def test_requests_sample_as_on_the_reference():
     for step in range(20):
         rows = [
             evolve(
-                DELTA_EXPERTS,
                 GREEDY,
                 params=SamplingParams(
                     temperature=rng.choice([0.0, 0.5, 2.0]),
@@ -184,11 +183,19 @@ def test_a_table_that_does_not_cover_its_chunk_is_a_bug():
         driver.tokens(evolve(chunk, block_tables=((chunk.block_tables[0][0],),)))
 
 
-def test_a_model_without_kernels_is_refused(monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize(
+    "experts",
+    [
+        evolve(EXPERTS, routing=RoutingSpec(gating=Gating.SIGMOID)),
+        evolve(EXPERTS, biases=True),
+        evolve(EXPERTS, activation=Activation.CLAMPED),
+    ],
+    ids=["routing", "biases", "activation"],
+)
+def test_a_model_without_kernels_is_refused(experts):
     """Before anything is allocated, with the backend that computes it."""
-    monkeypatch.delitem(KINDS, Kind.EXPERTS)
     with pytest.raises(BackendError, match="no kernels for this kind of test; --backend torch"):
-        random_cpu(DELTA_EXPERTS)
+        random_cpu(with_experts(PLAIN, experts))
 
 
 def test_an_adapter_without_room_is_refused(monkeypatch: pytest.MonkeyPatch):
