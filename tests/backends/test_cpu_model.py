@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from attrs import evolve
 
-from harness.torch_models import DELTA, DELTA_EXPERTS, EXPERTS, ODD, PLAIN, WINDOWED
+from harness.torch_models import BARE_EXPERTS, DELTA, DELTA_EXPERTS, ODD, PLAIN, WINDOWED
 from kvtrio.backends.cpu_model import attention, lowered, rope
 from kvtrio.backends.cpu_native import aligned, num_cores
 from kvtrio.backends.cpu_program import Kind, program
@@ -15,7 +15,6 @@ from kvtrio.kernels import cpu_abi as abi
 from kvtrio.model.spec import RopeSpec, RopeStyle
 
 Type = gguf.GGMLQuantizationType
-BARE = evolve(EXPERTS, shared=None)
 
 
 def test_a_plain_program_runs_on_fixed_buffers():
@@ -80,8 +79,7 @@ def test_experts_add_to_what_a_shared_one_left():
     assert list(experts.matrices) == [names.matrices[name] for name in named]
     assert (experts.num_used, experts.is_shared) == (2, 1)
     assert experts.shared_gate == names.vectors["blk.0.ffn_gate_inp_shexp.weight"]
-    bare = evolve(PLAIN, layers=tuple(evolve(each, feed_forward=BARE) for each in PLAIN.layers))
-    (first, *_) = (op for op in lowered(program(bare), Names()) if op.num_used)
+    (first, *_) = (op for op in lowered(program(BARE_EXPERTS), Names()) if op.num_used)
     assert (first.is_shared, first.shared_gate) == (0, abi.NONE)
 
 

@@ -109,7 +109,9 @@ def shapes_of(tiny: Path, architecture: str) -> dict[str, tuple[int, ...]]:
     layers = []
     for i in range(sizes["block_count"]):
         has_turns = "ssm.inner_size" in sizes
-        is_attention = kv_heads[i] > 0 if isinstance(kv_heads, list) else not has_turns or i % 4 == 3
+        is_attention = (
+            kv_heads[i] > 0 if isinstance(kv_heads, list) else not has_turns or i % 4 == 3
+        )
         wanted = is_attention and kv_heads is not None
         like = next(each for each in spec.layers if isinstance(each.mixer, AttentionSpec) == wanted)
         dense = like.feed_forward

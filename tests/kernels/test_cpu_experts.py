@@ -108,7 +108,7 @@ def test_odd_sizes_and_all_experts(native):
     logits, x = ragged(11, 3, 41)
     for num_used in (1, 3):
         out, expected = layer.apply(logits, x, num_used), layer.expected(logits, x, num_used)
-        np.testing.assert_allclose(out, expected, atol=1e-4)
+        np.testing.assert_allclose(out, expected, rtol=1e-5, atol=1e-4)
 
 
 def test_a_shared_expert_is_added(native):
@@ -118,7 +118,7 @@ def test_a_shared_expert_is_added(native):
     shared, factors = x[::-1].copy(), np.linspace(0, 1, 9, dtype=np.float32)
     out = layer.apply(logits, x, 2, shared=shared, factors=factors)
     expected = layer.expected(logits, x, 2) + factors[:, None] * shared
-    np.testing.assert_allclose(out, expected, atol=1e-4)
+    np.testing.assert_allclose(out, expected, rtol=1e-5, atol=1e-4)
 
 
 def test_of_equal_logits_the_first_are_chosen(native):
