@@ -73,10 +73,10 @@ def require_kernels(spec: ModelSpec) -> None:
 
 
 def _is_computed(layer: LayerSpec) -> bool:
-    """Whether the kernels compute all that the flags of its attention and experts say."""
+    """Whether the kernels compute all that the flags of its attention and its experts say."""
     mixer, experts = layer.mixer, layer.feed_forward
     if isinstance(mixer, AttentionSpec) and (
-        mixer.sinks or mixer.joint_norm or mixer.rope.divisors
+        mixer.sinks or mixer.joint_norm or mixer.rope.divisors or mixer.temperature
     ):
         return False
     return not isinstance(experts, ExpertsSpec) or (

@@ -13,6 +13,7 @@ from kvtrio.model.errors import ModelFileError
 from kvtrio.model.gguf_file import TensorInfo
 from kvtrio.model.layer_tensors import is_matrix, layer_tensors
 from kvtrio.model.spec import LayerSpec, ModelSpec
+from kvtrio.model.tensors import norm_biases
 
 STACKS = (
     ("attn_qkv.weight", ("attn_q.weight", "attn_k.weight", "attn_v.weight")),
@@ -36,6 +37,8 @@ class TensorFile(Protocol):
     @property
     def tensors(self) -> Mapping[str, TensorInfo]: ...
 
+    def raw(self, name: str) -> np.ndarray: ...
+
     def dequantise(self, name: str) -> np.ndarray: ...
 
 
@@ -43,6 +46,7 @@ def weight_plan(spec: ModelSpec) -> dict[str, tuple[str, ...]]:
     """Names of the tensors to keep, each with the file's tensors that are stacked into it."""
     names = ["token_embd.weight", f"{spec.output_norm}.weight"]
     names += [] if spec.tied_output else ["output.weight"]
+    names += norm_biases(spec)
     plan: dict[str, tuple[str, ...]] = {name: (name,) for name in names}
     for layer in spec.layers:
         plan |= _layer_plan(layer, spec.hidden_size)
@@ -64,7 +68,7 @@ def _layer_plan(layer: LayerSpec, hidden: int) -> dict[str, tuple[str, ...]]:
 def weight_bytes(file: TensorFile, spec: ModelSpec, dtype: torch.dtype) -> int:
     """Bytes of all kept tensors."""
     return sum(
-        prod(shape) * _kept_type(name, shape, dtype).itemsize
+        prod(shape) * kept_type(name, shape, dtype).itemsize
         for name, shape in _shapes(file, spec).items()
     )
 
@@ -92,15 +96,15 @@ def load_weights(
     # Shown only on a terminal (disable=None), and only when loading takes a while.
     with tqdm(total=total, desc="loading", unit="B", unit_scale=True, delay=1, disable=None) as bar:
         for name, parts in plan.items():
-            weights[name] = _load(file, parts, dtype).to(device)
+            weights[name] = load_stack(file, parts, dtype).to(device)
             bar.update(sum(file.tensors[part].num_bytes for part in parts))
     return weights
 
 
-def _load(file: TensorFile, parts: tuple[str, ...], dtype: torch.dtype) -> Tensor:
+def load_stack(file: TensorFile, parts: tuple[str, ...], dtype: torch.dtype) -> Tensor:
     shapes = [file.tensors[part].shape for part in parts]
     shape = (sum(s[0] for s in shapes), *shapes[0][1:])
-    out = torch.empty(shape, dtype=_kept_type(parts[0], shape, dtype))
+    out = torch.empty(shape, dtype=kept_type(parts[0], shape, dtype))
     for part, target in zip(parts, out.split_with_sizes([s[0] for s in shapes]), strict=True):
         target.copy_(torch.from_numpy(file.dequantise(part)))
         if not bool(torch.isfinite(target).all()):
@@ -108,6 +112,6 @@ def _load(file: TensorFile, parts: tuple[str, ...], dtype: torch.dtype) -> Tenso
     return out
 
 
-def _kept_type(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.dtype:
+def kept_type(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.dtype:
     is_narrow = is_matrix(name, shape) and not name.endswith(ROUTER)
     return dtype if is_narrow else torch.float32
