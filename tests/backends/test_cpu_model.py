@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 from attrs import evolve
 
-from harness.torch_models import BARE_EXPERTS, DELTA, DELTA_EXPERTS, ODD, PLAIN, WINDOWED
-from kvtrio.backends.cpu_model import attention, lowered, rope
+from harness.torch_models import BARE_EXPERTS, DELTA, DELTA_EXPERTS, ODD, PLAIN, SPECIAL, WINDOWED
+from kvtrio.backends.base import BackendError
+from kvtrio.backends.cpu_model import attention, lowered, require_kernels, rope
 from kvtrio.backends.cpu_native import aligned, num_cores
 from kvtrio.backends.cpu_program import Kind, program
 from kvtrio.backends.cpu_recurrent import Names, recurrent
@@ -81,6 +82,13 @@ def test_experts_add_to_what_a_shared_one_left():
     assert experts.shared_gate == names.vectors["blk.0.ffn_gate_inp_shexp.weight"]
     (first, *_) = (op for op in lowered(program(BARE_EXPERTS), Names()) if op.num_used)
     assert (first.is_shared, first.shared_gate) == (0, abi.NONE)
+
+
+@pytest.mark.parametrize("name", SPECIAL)
+def test_what_only_the_reference_computes_is_refused(name):
+    """In one line, before anything is laid out."""
+    with pytest.raises(BackendError, match="has no kernels for this kind of test"):
+        require_kernels(SPECIAL[name])
 
 
 def test_biases_and_caps_are_passed_on():
