@@ -141,7 +141,8 @@ def test_a_weight_too_large_for_the_type_it_becomes_is_refused(shared, tmp_path)
     [
         ({"device": "cuda"}, "cuda"),
         ({"key_type": "q5_1"}, "known are f32, f16, q4_0, q8_0"),
-        ({"num_threads": 1 << 20}, "threads cannot be had"),
+        ({"num_threads": 1 << 20}, "threads cannot be had: 1024 is the most"),
+        ({"num_threads": (1 << 32) + 1}, "threads cannot be had: 1024 is the most"),
     ],
 )
 def test_what_cannot_be_had_is_refused(change, reason):
