@@ -46,7 +46,8 @@ def read_config(raw: bytes) -> FolderModel:
     kind = config.text("model_type", "")
     if kind not in KINDS:
         raise ModelFileError(
-            f"model_type {safe_name(kind)} is not supported; {len(KINDS)} are: the README lists them"
+            f"model_type {safe_name(kind)} is not supported; {len(KINDS)} are: "
+            "the README lists them"
         )
     architecture, read = KINDS[kind]
     return FolderModel(architecture=architecture, kind=kind, config=config, values=read(config))
