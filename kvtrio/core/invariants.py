@@ -6,17 +6,18 @@ from collections.abc import Iterator
 from kvtrio.core.blocks import Block, Slot
 from kvtrio.core.checkpoints import Checkpoints
 from kvtrio.core.cost import load_of
+from kvtrio.core.invariants_windows import InvariantError, check_parts, check_seen
+from kvtrio.core.invariants_windows import require as _require
 from kvtrio.core.machine import Core
 from kvtrio.core.policy import Streams
 from kvtrio.core.queue import Held
 from kvtrio.core.request import Request
 from kvtrio.core.tiers import TieredCache
-from kvtrio.core.types import RequestState, Tier
+from kvtrio.core.types import BlockId, RequestState, Tier
 from kvtrio.core.views import request_view
 
 
-class InvariantError(Exception):
-    """The core's state contradicts its rules: a bug of ours."""
+__all__ = ["InvariantError", "check"]
 
 
 def check(core: Core) -> None:
@@ -36,11 +37,7 @@ def check(core: Core) -> None:
     for block in cached:
         _check_standing(core.cache, block)
     _check_states(core, cached)
-
-
-def _require(holds: bool, rule: str) -> None:
-    if not holds:
-        raise InvariantError(rule)
+    check_parts(core, cached)
 
 
 # --- requests ---
@@ -105,11 +102,12 @@ def _check_in_flight(core: Core) -> None:
     _require(total <= core.config.max_batch_tokens, "a batch keeps to the budget")
     for chunk in chunks:
         blocks = core.requests[chunk.request_id].blocks
-        tables = list(zip(*(block.ids for block in blocks), strict=True))
-        slot = core.requests[chunk.request_id].slot
-        for group, place in slot.places if slot else ():
-            tables.insert(group, (place,))
-        _require(tuple(tables) == chunk.block_tables, "blocks in flight stay with their request")
+        request = core.requests[chunk.request_id]
+        for group, table in zip(core.config.token_groups, _columns(request.blocks), strict=False):
+            _require(chunk.block_tables[group] == table, "blocks in flight stay with their request")
+        for group, place in request.slot.places if request.slot else ():
+            _require(chunk.block_tables[group] == (place,), "and so does its state")
+        check_seen(request, chunk, core)
     _require(not core.in_flight or not core.cache.copies, "copies travel with the batch")
 
 
@@ -132,8 +130,8 @@ def _check_request(core: Core, request: Request) -> None:
     _require(done <= used <= request.num_prompt_tokens, "each prompt token is accounted for once")
     if not request.num_preemptions:
         _require(used == done, "nothing is accounted for ahead of time")
-    tables = tuple(zip(*(block.ids for block in request.blocks), strict=True))
-    _require(tables == tuple(map(tuple, request.tables)) or not tables, "tables name the blocks")
+    for group, table in zip(core.config.token_groups, _columns(request.blocks), strict=False):
+        _require(tuple(request.tables[group]) == table, "tables name the blocks")
     for index, block in enumerate(request.blocks):
         _check_entry(core, request, index, block)
 
@@ -147,6 +145,11 @@ def _check_entry(core: Core, request: Request, index: int, block: Block) -> None
         start = index * core.config.block_size
         tags = tuple(request.trail.tags[start : start + core.config.block_size])
         _require(block.tags == tags and block.start == start, "held blocks hold these tokens")
+
+
+def _columns(blocks: list[Block]) -> list[tuple[BlockId, ...]]:
+    """Per group with all tokens, their places."""
+    return list(zip(*(block.ids for block in blocks), strict=True))
 
 
 # --- blocks ---

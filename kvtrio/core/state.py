@@ -45,6 +45,9 @@ class CoreStatistics:
     num_used_slots: Mapping[Tier, int] = field(factory=dict)
     """Of recurrent layers, those of running requests and of checkpoints; empty without such."""
     max_slots: Mapping[Tier, int] = field(factory=dict)
+    num_used_parts: Mapping[Tier, int] = field(factory=dict)
+    """Parts of blocks in groups with a sliding window; empty without such."""
+    max_parts: Mapping[Tier, int] = field(factory=dict)
     places: tuple[PlaceView, ...]
     num_stalls: Mapping[GapCause, int] = field(factory=dict)
     """Gaps between two tokens of an answer above the bound, since the start."""
@@ -105,7 +108,7 @@ class State:
         if submit.max_new_tokens is not None:
             most = min(most, len(submit.token_ids) + submit.max_new_tokens)
         request = Request(submit, now, list(submit.token_ids), self._trail(submit), most)
-        request.tables = tuple([] for _ in self.cache.groups)
+        request.tables = self.tables.new_tables()
         request.stops = self.tables.states.stops(submit)
         return request
 
@@ -186,7 +189,7 @@ class State:
         return _account(request, reason, now, text, stopped_by_text)
 
     def statistics(self) -> CoreStatistics:
-        states = self.cache.states
+        states, parts = self.cache.states, self.cache.parts
         return CoreStatistics(
             num_running=len(self.running),
             num_waiting=len(self.waiting),
@@ -196,6 +199,8 @@ class State:
             max_blocks={tier: self.cache.limits[tier] for tier in Tier},
             num_used_slots=dict(states.num_used) if states else {},
             max_slots=dict(states.limits) if states else {},
+            num_used_parts=dict(parts.num_used) if parts else {},
+            max_parts=dict(parts.limits) if parts else {},
             places=self.places.views(),
             num_stalls=dict(self.num_stalls),
         )

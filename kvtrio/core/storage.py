@@ -34,7 +34,7 @@ class Storage:
 
     config: CoreConfig
     groups: tuple[int, ...] = field(init=False)
-    """Those with K and V."""
+    """Those with K and V of all tokens."""
     arenas: dict[Tier, tuple[Arena, ...]] = field(init=False)
     limits: dict[Tier, int] = field(init=False)
     num_used: dict[Tier, int] = field(init=False)
