@@ -17,6 +17,7 @@ SCHEDULING = Group("Scheduling", sort_key=3)
 STATE = Group("State", sort_key=4)
 ADAPTERS = Group("Adapters", sort_key=5)
 LOGS = Group("Logs", sort_key=6)
+RECORDING = Group("Recording", sort_key=7)
 
 DEFAULT_CONTEXT = 8192
 """Longest request where neither the user nor the model sets a smaller limit, in tokens."""
@@ -225,6 +226,28 @@ class LogSettings:
     ] = "info"
 
 
+@Parameter(name="*", group=RECORDING)
+@frozen(kw_only=True)
+class RecordSettings:
+    """Traffic as a scenario, for ``kvtrio replay`` and ``kvtrio simulate``."""
+
+    record: Annotated[
+        Path | None,
+        Parameter(
+            name="--record",
+            help="Record requests into this new file: when they came, how long they are, and which "
+            "of their tokens are equal; no text and no token. Default: nothing is recorded.",
+        ),
+    ] = None
+    record_limit: Annotated[
+        str,
+        Parameter(
+            name="--record-limit",
+            help="Where a recording ends: a size in MiB, a time in s, m or h, or both.",
+        ),
+    ] = "256MiB,1h"
+
+
 @frozen(kw_only=True)
 class ServeConfig:
     """Everything that ``kvtrio serve`` was told."""
@@ -237,3 +260,4 @@ class ServeConfig:
     state: StateSettings = StateSettings()
     adapters: AdapterSettings = AdapterSettings()
     logs: LogSettings
+    record: RecordSettings = RecordSettings()

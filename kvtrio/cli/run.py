@@ -18,6 +18,7 @@ from kvtrio.cli.identity import Secrets, key_maker
 from kvtrio.cli.interpreter import collect_garbage, collect_in_thread, tuned
 from kvtrio.cli.logs import Begun, open_log, server_start
 from kvtrio.cli.prepare import Prepared, core_config, prepare
+from kvtrio.cli.record import Recorded, check_record, recording
 from kvtrio.cli.signals import Stop, StopSignals
 from kvtrio.config import ConfigError, ServeConfig
 from kvtrio.core.machine import Core
@@ -71,6 +72,7 @@ def _run(config: ServeConfig, stack: ExitStack, stop: StopSignals) -> int:
         log = open_log(config.logs, stack)
         run_secrets = Secrets()
         observer = JsonObserver(log, key=run_secrets.sealer.log_key)
+        check_record(config.record)
         stop.way = Stop.UNWIND  # a model may be downloaded
         prepared = prepare(config, stack)
         if prepared.backend.warning is not None:
@@ -107,17 +109,28 @@ async def _serve(
         core = _core(prepared, executor, run_secrets)
         is_paranoid = prepared.config.scheduling.paranoid
         both = FanOut((observer, tally))
-        async with (
-            open_engine(core, executor, both, paranoid=is_paranoid) as engine,
-            trio.open_nursery() as nursery,
-        ):
-            services = _services(prepared, engine, run_secrets, observer.log, tally)
-            await _load_adapters(prepared, services.loader)
-            urls = await nursery.start(_serve_http, prepared, services, name="http")
-            stop.way = Stop.IGNORE  # from here on a signal drains
-            begun = Begun(url=urls[0], load_s=load_s, log_key=run_secrets.sealer.log_key)
-            observer.log.emit(server_start(prepared, executor.info, begun))
-            announce(prepared, executor.info, urls[0])
+        recorded = _recorded(prepared, executor.info, run_secrets)
+        with recording(prepared.config.record, recorded, observer.log) as tap:
+            async with (
+                open_engine(core, executor, both, paranoid=is_paranoid, tap=tap) as engine,
+                trio.open_nursery() as nursery,
+            ):
+                services = _services(prepared, engine, run_secrets, observer.log, tally)
+                await _load_adapters(prepared, services.loader)
+                urls = await nursery.start(_serve_http, prepared, services, name="http")
+                stop.way = Stop.IGNORE  # from here on a signal drains
+                begun = Begun(url=urls[0], load_s=load_s, log_key=run_secrets.sealer.log_key)
+                observer.log.emit(server_start(prepared, executor.info, begun))
+                announce(prepared, executor.info, urls[0])
+
+
+def _recorded(prepared: Prepared, info: BackendInfo, run_secrets: Secrets) -> Recorded:
+    return Recorded(
+        max_context=info.max_context,
+        num_places=prepared.config.scheduling.parallel,
+        purposes=prepared.purposes,
+        log_key=run_secrets.sealer.log_key,
+    )
 
 
 def _core(prepared: Prepared, executor: ThreadExecutor[BackendInfo], run_secrets: Secrets) -> Core:

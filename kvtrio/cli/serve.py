@@ -10,6 +10,7 @@ from kvtrio.config import (
     HttpOptions,
     LogSettings,
     ModelSettings,
+    RecordSettings,
     SchedulingSettings,
     ServeConfig,
     StateSettings,
@@ -32,6 +33,7 @@ def serve(
     state: StateSettings | None = None,
     adapters: AdapterSettings | None = None,
     logs: LogSettings | None = None,
+    record: RecordSettings | None = None,
 ) -> int:
     """Serve a model until SIGTERM or Ctrl-C; then running answers finish and the process exits.
     While it still loads, it exits at once.
@@ -46,6 +48,7 @@ def serve(
         state=state or StateSettings(),
         adapters=adapters or AdapterSettings(),
         logs=logs or LogSettings(),
+        record=record or RecordSettings(),
     )
     # torch, trio and quart take seconds to import; --help and --version do without them.
     with stop_signals(Stop.LEAVE) as stop:

@@ -30,8 +30,8 @@ class StoredHead:
     token_ids: tuple[int, ...]
     runs: tuple[RunOfContext, ...]
     state_offset: int = 0
-    """0: K and V of the block; else the state of recurrent layers behind so many of its tokens, which
-    are all of ``token_ids``: a block grows, and its states stay what they are."""
+    """0: K and V of the block; else the state of recurrent layers behind so many of its tokens:
+    all of ``token_ids``, for a block grows and its states stay what they are."""
     size: int = 0
     """Bytes of its file."""
 
@@ -47,8 +47,8 @@ class Stored:
 
     head: StoredHead
     parts: tuple[bytes, ...]
-    """Raw bytes of the block, or slot, as the backend gave them: one part per group with K and V, or
-    of recurrent layers. An empty one where a group had nothing any more."""
+    """Raw bytes of the block, or slot, as the backend gave them: one part per group with K and V,
+    or of recurrent layers. An empty one where a group had nothing any more."""
 
 
 class StoreFault(Enum):
@@ -57,6 +57,8 @@ class StoreFault(Enum):
     NOT_FOUND = "not_found"
     NAME = "name"
     """Not one path component that can name a session."""
+    TAKEN = "taken"
+    """Another owner's session has this name."""
     NOT_REGULAR = "not_regular"
     """A link, a folder, a pipe."""
     TRUNCATED = "truncated"

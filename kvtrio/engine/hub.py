@@ -35,6 +35,7 @@ from kvtrio.core.types import RequestId
 from kvtrio.engine.handle import EngineStopped, Handle, Refused
 from kvtrio.engine.live import Live, record_of
 from kvtrio.engine.records import CostRecord, Observer, RequestRecord, StepRecord, breach_of
+from kvtrio.engine.tap import Tap
 
 NO_MOVES = TierMoves()
 COST_EVERY = 1000
@@ -71,6 +72,7 @@ class Hub:
     _observer: Observer
     _clock: Callable[[], float]
     _check: Callable[[Core], None]
+    _tap: Tap | None = None
     _lock: threading.Lock = field(init=False, factory=threading.Lock)
     _news: deque[_News] = field(init=False, factory=deque)
     _launched_s: float = field(init=False, default=0.0)
@@ -101,6 +103,8 @@ class Hub:
         longest = self._longest_answer(submit)
         handle = Handle(submit.request_id, longest, self.abort, self._clock)
         self._live[submit.request_id] = Live(handle, submit)
+        if self._tap is not None:
+            self._tap.admitted(submit, self._clock())
         if self._is_idle.is_set():
             self._is_idle = trio.Event()
         self._has_input.set()
@@ -241,6 +245,8 @@ class Hub:
                 self._observer.cached(output)
                 continue
             live.handle.push(output)
+            if self._tap is not None and isinstance(output, TokenOut | Finished):
+                self._tap.said(output, news.now)
             if isinstance(output, TokenOut):
                 live.gaps.add(news.now)
             elif isinstance(output, Finished):

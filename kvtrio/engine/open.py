@@ -18,6 +18,7 @@ from kvtrio.engine.handle import EngineStopped, Handle, Refused
 from kvtrio.engine.hub import Hub
 from kvtrio.engine.loop import run_steps
 from kvtrio.engine.records import CostRecord, Observer
+from kvtrio.engine.tap import Tap
 
 
 @define(eq=False)
@@ -97,7 +98,12 @@ class Engine:
 
 @asynccontextmanager
 async def open_engine(
-    core: Core, executor: Executor, observer: Observer, *, paranoid: bool = False
+    core: Core,
+    executor: Executor,
+    observer: Observer,
+    *,
+    paranoid: bool = False,
+    tap: Tap | None = None,
 ) -> AsyncIterator[Engine]:
     """Run ``core`` on ``executor`` while the body runs; leaving it waits for the step under way.
 
@@ -105,7 +111,7 @@ async def open_engine(
     the engine raise ``EngineStopped``. ``paranoid`` checks the core's invariants after each change.
     """
     check = invariants.check if paranoid else _trust
-    hub = Hub(core, observer, thread_safe_clock(), check)
+    hub = Hub(core, observer, thread_safe_clock(), check, tap)
     try:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(run_steps, hub, executor, name="engine loop")

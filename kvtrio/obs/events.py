@@ -4,6 +4,8 @@ from kvtrio.core.explain import CachePath, MissReason, TurnClass
 from kvtrio.core.types import FinishReason, GapCause, RejectReason, RequestId, Retain
 from kvtrio.engine.records import BreachReason
 from kvtrio.obs.schema import Digest, Level, event
+from kvtrio.obs.server_events import RecordEnd as RecordEnd
+from kvtrio.obs.server_events import RecordStart as RecordStart
 from kvtrio.obs.server_events import ServerCrash as ServerCrash
 from kvtrio.obs.server_events import ServerStart as ServerStart
 from kvtrio.obs.server_events import ServerStop as ServerStop
@@ -243,6 +245,8 @@ CATALOGUE = (
     ServerStart,
     ServerStop,
     ServerCrash,
+    RecordStart,
+    RecordEnd,
     RequestDone,
     RequestRejected,
     CacheMatch,

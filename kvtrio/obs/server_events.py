@@ -7,6 +7,7 @@ from kvtrio.obs.words import (
     ComputeType,
     DeviceKind,
     InstructionSet,
+    RecordingEnd,
     TemplateSource,
 )
 
@@ -77,3 +78,24 @@ class ServerCrash:
 
     error: type[BaseException]
     uptime_s: float
+
+
+@event("record.start", Level.INFO)
+class RecordStart:
+    """From here on requests are recorded: times, lengths and what is equal to what."""
+
+    max_bytes: int
+    max_s: float
+
+
+@event("record.end", Level.INFO)
+class RecordEnd:
+    """The recording is over, and its file closed."""
+
+    why: RecordingEnd
+    num_requests: int
+    """That are in the file."""
+    num_lost: int
+    """Requests that were taken in and are not in it."""
+    num_bytes: int
+    error: type[BaseException] | None

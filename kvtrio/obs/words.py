@@ -104,3 +104,18 @@ class TemplateSource(Enum):
     OVERRIDE = "override"
     DEFAULT = "default"
     """The model has none."""
+
+
+class RecordingEnd(Enum):
+    """Why a recording ended."""
+
+    STOPPED = "stopped"
+    """With the server."""
+    TIME = "time"
+    SIZE = "size"
+    BEHIND = "behind"
+    """More requests came than could be compared with each other."""
+    FILE = "file"
+    """The file could not be written."""
+    FAULT = "fault"
+    """Of ours; the server goes on."""

@@ -1,14 +1,14 @@
 """What a replay found out: JSON lines that ``kvtrio analyze`` reads beside logs.
 
 The first line is a ``run``, then a ``result`` for each request in the order in which they ended, a
-``verdict`` for each expectation, and an ``end``. A file without ``end`` is what a killed replay left
-and is as valid. Names are those of the log's ``request.done`` where they mean the same; all times
-are in seconds, on the replay's own clock, and None is what the server does not tell.
+``verdict`` for each expectation, and an ``end``. A file without ``end`` is what a killed replay
+left, and is as valid. Names are those of the log's ``request.done`` where they mean the same. All
+times are in seconds, on the replay's own clock; None is what the server does not tell.
 """
 
 from collections.abc import Iterator
 from enum import Enum
-from typing import BinaryIO, Literal
+from typing import BinaryIO, Final, Literal
 
 import msgspec
 from msgspec import Struct
@@ -17,7 +17,7 @@ from kvtrio.core.explain import CachePath, MissReason, TurnClass
 from kvtrio.core.types import Retain
 from kvtrio.replay.scenario import Use
 
-SCHEMA = "kvtrio.replay/1"
+SCHEMA: Final = "kvtrio.replay/1"
 MAX_LINE_BYTES = 16 << 20
 
 
@@ -155,7 +155,7 @@ def encode_line(line: Line) -> bytes:
 
 
 def read_results(file: BinaryIO) -> Iterator[Line]:
-    """The lines, one at a time; raises ``ResultsError``. A last line that was cut off is left out."""
+    """The lines, one at a time, without a last one that was cut off; raises ``ResultsError``."""
     number = 0
     while raw := file.readline(MAX_LINE_BYTES + 1):
         number += 1

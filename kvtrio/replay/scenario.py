@@ -11,14 +11,14 @@
 """
 
 from enum import Enum
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from msgspec import Meta, Struct
 
 from kvtrio.core.explain import CachePath, MissReason
 from kvtrio.core.types import Retain
 
-SCHEMA = "kvtrio.scenario/1"
+SCHEMA: Final = "kvtrio.scenario/1"
 MAX_PIECES = 16_384
 """Of one prompt."""
 MAX_TOKENS = 10_000_000
@@ -26,6 +26,7 @@ MAX_TOKENS = 10_000_000
 MAX_REQUESTS = 10_000_000
 MAX_ADAPTERS = 4096
 """In one scenario; and of a request, 64."""
+MAX_PURPOSES = 65_536
 MAX_SECONDS = 1e9
 
 Number = Annotated[int, Meta(ge=0, le=MAX_REQUESTS)]
@@ -106,7 +107,7 @@ class Header(
     origin: Origin
     max_context: Length
     """Prompt and answer together fit into so many tokens."""
-    purposes: Annotated[tuple[Word, ...], Meta(max_length=256)] = ()
+    purposes: Annotated[tuple[Word, ...], Meta(max_length=MAX_PURPOSES)] = ()
     """The operator's words; requests give places in this list."""
     name: Slug | None = None
     num_places: Annotated[int, Meta(ge=1, le=65_536)] | None = None
@@ -152,7 +153,9 @@ class Request(
     session: Number | None = None
     turn: Number = 0
     """Within the session."""
-    purpose: Annotated[int, Meta(ge=0, le=255)] | None = None
+    is_named: bool = False
+    """The caller named the session; otherwise it was found out from the prompts."""
+    purpose: Annotated[int, Meta(ge=0, lt=MAX_PURPOSES)] | None = None
     retain: Retain = Retain.NORMAL
     retain_s: Seconds = 0.0
     """For a pin."""

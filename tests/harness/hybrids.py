@@ -114,15 +114,15 @@ def torch_settings(path: Path, **sizes: Any) -> TorchSettings:
     return TorchSettings(groups=groups, loaded=load_hybrid(path, plain.config), **chosen)
 
 
-def served_file(path: Path) -> ServedModel:
-    """The file's own tokenizer and template."""
+def served_file(path: Path, template: str | None = None) -> ServedModel:
+    """The file's own tokenizer, and its template unless another is given."""
     with open_gguf(path) as file:
         tokenizer = load_tokenizer(file.metadata)
         bos, eos = tokenizer.bos_text, tokenizer.eos_text
         return ServedModel(
             alias="tiny",
             tokenizer=tokenizer,
-            template=load_template(file.metadata, None, bos, eos),
+            template=load_template(file.metadata, template, bos, eos),
             spec=read_spec(file),
             model_path_name=path.name,
             size=1,

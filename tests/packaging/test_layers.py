@@ -61,6 +61,11 @@ RULES = {
         ("attrs", "msgspec", "numpy", "tqdm", "trio"),
         frozenset({"asyncio"}),
     ),
+    "kvtrio.store": Rule(
+        ("kvtrio.core", "kvtrio.model.safetensors_file"),
+        ("attrs", "blake3", "msgspec"),
+        CLOCKS_AND_IO - {"os", "threading"},
+    ),
     "kvtrio.bench": Rule((), ("attrs", "trio"), frozenset({"asyncio"})),
     "kvtrio.plugins": Rule(),
     "kvtrio.config": Rule(("kvtrio.config_model",), ("attrs", "cyclopts")),

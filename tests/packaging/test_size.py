@@ -15,6 +15,7 @@ SYNCHRONOUS = (
     "kvtrio.core",
     "kvtrio.schedulers",
     "kvtrio.model",
+    "kvtrio.store",
     "kvtrio.backends",
     "kvtrio.kernels",
 )

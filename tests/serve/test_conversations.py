@@ -1,4 +1,4 @@
-"""Conversations on models with recurrent layers: what a turn computes, and that it changes nothing.
+"""Conversations on all kinds of model: what a turn computes, and that it changes nothing.
 
 The whole stack in virtual time, on real tokenizers, templates and arithmetic.
 """
@@ -23,7 +23,8 @@ from harness.hybrids import (
 )
 from harness.serving import Serving, serving
 
-MODELS = ["qwen35", "lfm2", "mamba2", "granitehybrid"]
+MODELS = ["qwen3", "gemma3", "qwen35", "lfm2", "mamba2", "granitehybrid"]
+"""Full attention, sliding windows, and recurrent layers with and without attention."""
 FEW = 64
 """Tokens that may be computed again."""
 TEXT = "the cat sat on a mat while rain fell over old towns and nobody knew why birds sang"
@@ -61,7 +62,20 @@ class Stack:
         assert reply.status == 200, reply.json
         return self.check(what, few)
 
+    async def warm(self, what: str, messages: list[Any]) -> None:
+        """The head of what is to come, in idle time."""
+        reply = await self.server.post("/v1/cache/warm", {"messages": messages})
+        assert reply.json["is_complete"], reply.json
+        told = self.account(what)
+        assert told.num_computed == reply.json["computed_tokens"]
+        self.seen[-1] = told.submit.token_ids  # nothing was written
+
     def check(self, what: str, few: int) -> Told:
+        told = self.account(what, few)
+        assert_same(told.sampled, self.cold.answer(told.submit))
+        return told
+
+    def account(self, what: str, few: int = FEW) -> Told:
         core = self.server.stack.core
         assert isinstance(core, TellingCore)
         told = core.last
@@ -70,7 +84,6 @@ class Stack:
         self.seen.append(told.sequence)
         self.table.append((what, len(ids), num_new, told.num_computed))
         assert told.num_computed <= num_new + few, self.table
-        assert_same(told.sampled, self.cold.answer(told.submit))
         return told
 
 
@@ -80,9 +93,10 @@ def num_shared(one: tuple[int, ...], other: tuple[int, ...]) -> int:
 
 
 @asynccontextmanager
-async def started(name: str, shared: Path) -> AsyncIterator[Stack]:
+async def started(name: str, shared: Path, template: str | None = None) -> AsyncIterator[Stack]:
+    """``template``: in place of the model's own."""
     path = shared / "tiny" / "models" / f"{name}.gguf"
-    sim, model = torch_settings(path), served_file(path)
+    sim, model = torch_settings(path), served_file(path, template)
     async with serving(sim=sim, model=model) as server:
         stack = Stack(server, cold(path))
         yield stack
@@ -160,3 +174,49 @@ async def test_a_whole_history_at_once(autojump_clock: Any, name: str, shared: P
         for index in (15, 9, 3):
             edited = [*chat[:index], said("user", stack.words(SHORT))]
             await stack.chat(f"edit of message {index}", edited)
+
+
+# What Qwen 3's template does when thinking is off: an answer begins behind an empty block of
+# thoughts, which is not there any more when the answer has become history.
+THOUGHTLESS = """\
+{%- for m in messages %}{{ '<|im_start|>' + m.role + '\\n' }}
+{{- m.content.split('</think>')[-1].lstrip('\\n') if m.role == 'assistant' else m.content }}
+{{- '<|im_end|>\\n' }}{% endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}
+{{- '<think>\\n\\n</think>\\n\\n' }}{% endif %}"""
+
+
+async def test_thoughts_that_vanish_from_history(
+    autojump_clock: Any, name: str, shared: Path
+) -> None:
+    """Each turn computes the last answer and what follows: all behind the first real difference."""
+    async with started(name, shared, THOUGHTLESS) as stack:
+        chat = [said("system", stack.words(60))]
+        for turn in range(4):
+            chat.append(said("user", stack.words(LONG if turn % 2 else SHORT)))
+            answer = await stack.chat(f"turn {turn} without thoughts", chat)
+            # Some clients send the thoughts back, and the template drops them.
+            thoughts = "<think>\n\n</think>\n\n" if turn % 2 else ""
+            chat.append(said("assistant", thoughts + answer))
+            if turn:
+                _, length, num_new, _ = stack.table[-1]
+                assert num_new < length - 60
+
+
+async def test_a_history_that_is_replaced_by_a_summary(
+    autojump_clock: Any, name: str, shared: Path
+) -> None:
+    """The rewritten head restarts from the last common checkpoint, the old branch stays; and what
+    is warm when the next turn comes is not computed for it."""
+    async with started(name, shared) as stack:
+        chat = [said("system", stack.words(100))]
+        for turn in range(6):
+            chat.append(said("user", stack.words(LONG if turn % 3 == 1 else SHORT)))
+            chat.append(said("assistant", await stack.chat(f"turn {turn}", chat)))
+        summary = said("user", f"what was said so far: {stack.words(120)}")
+        short = [chat[0], summary, *chat[-2:]]
+        await stack.warm("warm", short)
+        short.append(said("user", stack.words(SHORT)))
+        await stack.chat("turn behind the summary", short, few=0)
+        chat.append(said("user", stack.words(SHORT)))
+        await stack.chat("turn of the old branch", chat)
