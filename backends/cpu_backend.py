@@ -29,7 +29,7 @@ from kvtrio.backends.cpu_weights import (
     plan_matrices,
     weight_bytes,
 )
-from kvtrio.backends.groups import LayerGroup, host_blocks, layer_groups
+from kvtrio.backends.groups import LayerGroup, device_parts, host_blocks, layer_groups
 from kvtrio.backends.memory import (
     Needs,
     ram_available,
@@ -153,8 +153,8 @@ class CpuBackend:
 
 def _copy(parts: _Parts, copy: Copy) -> None:
     """In a step without rows, which the native side does not know."""
-    source = parts.writer.place(copy.source, copy.source_tier)
-    target = parts.writer.place(copy.target, copy.target_tier)
+    source = parts.writer.place(copy.group, copy.source, copy.source_tier)
+    target = parts.writer.place(copy.group, copy.target, copy.target_tier)
     for cache in parts.model.stored.caches:
         if cache.group == copy.group:
             alone = abi.Cache.from_buffer_copy(cache)
@@ -167,14 +167,14 @@ def _copy(parts: _Parts, copy: Copy) -> None:
 def _load(native: Native, file: TensorFile, spec: ModelSpec, settings: BackendSettings) -> _Parts:
     groups = layer_groups(spec)
     plan = _Plan(plan_matrices(native, file, spec), groups, block_sizes(native, groups, settings))
-    fitting = _with_room(plan, spec, settings)
+    fitting = _with_room(native, plan, spec, settings)
     info = evolve(
         _info(native, plan, spec, fitting),
         host_is_short=fitting.host_bytes < settings.host_bytes,
     )
     stored = Stored(
         load_weights(native, file, spec, plan.matrices),
-        make_caches(native, groups, settings, info.num_blocks + info.num_host_blocks),
+        make_caches(native, groups, settings, _counts(info)),
     )
     limits = Limits(
         max_rows=settings.max_rows,
@@ -186,22 +186,26 @@ def _load(native: Native, file: TensorFile, spec: ModelSpec, settings: BackendSe
     except MemoryError:
         raise BackendError("not enough memory for the activations of a step") from None
     address = native.cdll.kvt_model_logits(model.handle)
+    places = map(info.places, range(len(groups)))
     return _Parts(
         info=info,
         native=native,
         model=model,
-        writer=StepWriter(len(groups), 0 if info.is_unified else info.num_blocks, limits),
+        writer=StepWriter(tuple(0 if info.is_unified else own for own, _ in places), limits),
         adapters=CpuAdapters(native, model, spec),
         logits=floats_at(address, (limits.max_sampled, spec.vocab_size)),
     )
 
 
-def _with_room(plan: _Plan, spec: ModelSpec, settings: BackendSettings) -> BackendSettings:
+def _with_room(
+    native: Native, plan: _Plan, spec: ModelSpec, settings: BackendSettings
+) -> BackendSettings:
     """The settings, with the RAM that may be taken. Raises BackendError where it is too little."""
-    weights = weight_bytes(plan.matrices, spec) + passing_bytes(plan.matrices)
+    bare = _info(native, plan, spec, evolve(settings, host_bytes=0))
+    weights = bare.weight_bytes + passing_bytes(plan.matrices)
     needs = Needs(
         weights=weights + activation_bytes(spec, settings),
-        pools=pool_bytes(plan.groups, plan.sizes, settings.num_blocks),
+        pools=bare.pool_bytes,
         host=settings.host_bytes,
     )
     available = ram_available()
@@ -212,20 +216,27 @@ def _with_room(plan: _Plan, spec: ModelSpec, settings: BackendSettings) -> Backe
 
 
 def _info(native: Native, plan: _Plan, spec: ModelSpec, settings: BackendSettings) -> BackendInfo:
-    groups = core_groups(plan.groups, plan.sizes, settings.block_size)
-    num_host_blocks = host_blocks(groups, settings)
-    num_blocks = settings.num_blocks + num_host_blocks
-    return BackendInfo(
+    groups = core_groups(plan.groups, plan.sizes, settings)
+    num_host_blocks, num_host_parts = host_blocks(groups, settings)
+    info = BackendInfo(
         name="cpu",
         groups=groups,
         block_size=settings.block_size,
         num_blocks=settings.num_blocks,
         num_host_blocks=num_host_blocks,
+        num_window_blocks=device_parts(groups, settings),
+        num_host_window_blocks=num_host_parts,
         is_unified=settings.is_unified is not False,
         vocab_size=spec.vocab_size,
         max_context=settings.max_context,
-        pool_bytes=pool_bytes(plan.groups, plan.sizes, num_blocks),
+        pool_bytes=0,
         weight_bytes=weight_bytes(plan.matrices, spec),
         numerics=native.isa,
         num_converted=sum(each.kept != each.stored for each in plan.matrices),
     )
+    return evolve(info, pool_bytes=pool_bytes(plan.groups, plan.sizes, _counts(info)))
+
+
+def _counts(info: BackendInfo) -> list[int]:
+    """Per group, blocks in both memories."""
+    return [sum(info.places(i)) for i in range(len(info.groups))]

@@ -1,10 +1,12 @@
 """KV memory of the cpu backend: how large a block is, and where each layer's lie."""
 
+from collections.abc import Sequence
+
 from attrs import frozen
 
 from kvtrio.backends.base import BackendError, BackendSettings
 from kvtrio.backends.cpu_native import Native, aligned
-from kvtrio.backends.groups import LayerGroup
+from kvtrio.backends.groups import LayerGroup, state_class
 from kvtrio.core.config import Group
 from kvtrio.kernels import cpu_abi as abi
 from kvtrio.model.spec import FeedForwardSpec, ModelSpec
@@ -61,44 +63,47 @@ def _cache(group: LayerGroup, index: int, settings: BackendSettings) -> abi.Cach
 
 
 def core_groups(
-    groups: tuple[LayerGroup, ...], sizes: tuple[BlockSize, ...], block_size: int
+    groups: tuple[LayerGroup, ...], sizes: tuple[BlockSize, ...], settings: BackendSettings
 ) -> tuple[Group, ...]:
     """The groups as the core knows them; bytes are rounded up to whole ones per token."""
     return tuple(
         Group(
-            group.state_class,
+            state_class(group, settings.max_context),
             group.window,
-            -(-len(group.layers) * (size.keys + size.values) // block_size),
+            -(-len(group.layers) * (size.keys + size.values) // settings.block_size),
         )
         for group, size in zip(groups, sizes, strict=True)
     )
 
 
 def pool_bytes(
-    groups: tuple[LayerGroup, ...], sizes: tuple[BlockSize, ...], num_blocks: int
+    groups: tuple[LayerGroup, ...], sizes: tuple[BlockSize, ...], num_blocks: Sequence[int]
 ) -> int:
-    """Of all layers, with ``num_blocks`` blocks each."""
-    return num_blocks * sum(
-        len(group.layers) * (size.keys + size.values)
-        for group, size in zip(groups, sizes, strict=True)
+    """Of all layers, with so many blocks in each group."""
+    return sum(
+        count * len(group.layers) * (size.keys + size.values)
+        for group, size, count in zip(groups, sizes, num_blocks, strict=True)
     )
 
 
 def make_caches(
-    native: Native, groups: tuple[LayerGroup, ...], settings: BackendSettings, num_blocks: int
+    native: Native,
+    groups: tuple[LayerGroup, ...],
+    settings: BackendSettings,
+    num_blocks: Sequence[int],
 ) -> list[abi.Cache]:
-    """Per layer index, K and V of ``num_blocks`` blocks: zeroed, and untouched until written.
+    """Per layer index, K and V of its group's ``num_blocks``: zeroed, and untouched until written.
 
     Raises BackendError where there is no memory.
     """
     caches: dict[int, abi.Cache] = {}
     for index, group in enumerate(groups):
-        size = _block_size(native, group, settings)
-        key_bytes, value_bytes = aligned(size.keys * num_blocks), aligned(size.values * num_blocks)
+        size, count = _block_size(native, group, settings), num_blocks[index]
+        key_bytes, value_bytes = aligned(size.keys * count), aligned(size.values * count)
         address = native.allocate(len(group.layers) * (key_bytes + value_bytes))
         for layer in group.layers:
             cache = _cache(group, index, settings)
-            cache.num_blocks = num_blocks
+            cache.num_blocks = count
             cache.keys, cache.values = address, address + key_bytes
             address += key_bytes + value_bytes
             caches[layer] = cache

@@ -102,9 +102,8 @@ class _Table:
 class StepWriter:
     """Writes batches into one ``kvt_step``, over and over."""
 
-    _num_groups: int
-    _host_offset: int
-    """Where the blocks in RAM start in an arena; 0: their ids say so."""
+    _host_offsets: tuple[int, ...]
+    """Per group, where the blocks in RAM start in its arena; 0: their ids say so."""
     limits: Limits
     step: abi.Step = field(init=False, factory=abi.Step)
     answers: Answers = field(init=False)
@@ -179,7 +178,7 @@ class StepWriter:
             return
         found = [
             self._table((chunk.request_id, group), chunk.block_tables[group])
-            for group in range(self._num_groups)
+            for group in range(len(self._host_offsets))
             for chunk in chunks
         ]
         borders = self._tables.reserve(len(found) + 1)
@@ -219,14 +218,14 @@ class StepWriter:
         items = self._copies.reserve(len(copies))
         for item, copy in zip(items, copies, strict=False):
             item.group = copy.group
-            item.source = self.place(copy.source, copy.source_tier)
-            item.target = self.place(copy.target, copy.target_tier)
+            item.source = self.place(copy.group, copy.source, copy.source_tier)
+            item.target = self.place(copy.group, copy.target, copy.target_tier)
             item.num_tokens = copy.num_tokens
         self.step.num_copies = len(copies)
 
-    def place(self, block: BlockId, tier: Tier) -> int:
-        """Where a block of a tier is in the arena."""
-        return block if tier is Tier.DEVICE else self._host_offset + block
+    def place(self, group: int, block: BlockId, tier: Tier) -> int:
+        """Where a block of a tier is in the group's arena."""
+        return block if tier is Tier.DEVICE else self._host_offsets[group] + block
 
     def _write_uses(self, chunks: Sequence[Chunk], adapters: Mapping[int, int]) -> None:
         self.step.num_uses = self.step.num_segments = 0

@@ -64,10 +64,10 @@ def state_notes(info: BackendInfo, num_places: int) -> list[str]:
 
 def host_bytes(info: BackendInfo) -> int:
     """RAM that the state of past requests may take."""
-    per_token = sum(group.bytes_per_token for group in info.groups)
-    per_slot = sum(group.bytes_per_state for group in info.groups)
-    blocks = per_token * info.block_size * info.num_host_blocks
-    return blocks + per_slot * info.num_host_state_slots
+    return sum(
+        info.places(i)[1] * (group.bytes_per_token * info.block_size + group.bytes_per_state)
+        for i, group in enumerate(info.groups)
+    )
 
 
 def is_local(host: str) -> bool:

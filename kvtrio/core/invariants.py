@@ -16,7 +16,6 @@ from kvtrio.core.tiers import TieredCache
 from kvtrio.core.types import BlockId, RequestState, Tier
 from kvtrio.core.views import request_view
 
-
 __all__ = ["InvariantError", "check"]
 
 
@@ -101,7 +100,6 @@ def _check_in_flight(core: Core) -> None:
     total = sum(len(chunk.token_ids) for chunk in chunks)
     _require(total <= core.config.max_batch_tokens, "a batch keeps to the budget")
     for chunk in chunks:
-        blocks = core.requests[chunk.request_id].blocks
         request = core.requests[chunk.request_id]
         for group, table in zip(core.config.token_groups, _columns(request.blocks), strict=False):
             _require(chunk.block_tables[group] == table, "blocks in flight stay with their request")

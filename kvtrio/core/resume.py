@@ -1,7 +1,7 @@
 """Where a request can resume: one rule for all kinds of layers.
 
-Full attention resumes at any position whose tokens match, windows where all that the next token sees
-is there, recurrent layers at exact checkpoints; the longest position that suits all counts.
+Full attention resumes at any position whose tokens match, windows where all that the next token
+sees is there, recurrent layers at exact checkpoints; the longest position that suits all counts.
 """
 
 from attrs import evolve

@@ -49,7 +49,7 @@ def structures(address: int, kind: type, count: int, names: str) -> list[tuple[f
 
 def test_chunks_become_rows_and_tables():
     """Tokens lie one behind the other, tables by group and then by chunk."""
-    writer = StepWriter(2, 0, LIMITS)
+    writer = StepWriter((0, 0), LIMITS)
     longer = chunk(1, 14, (5, 6, 7), (3, 4), (9, 8))
     prompt = evolve(chunk(2, 0, (1, 2), (6,), (7,)), sample=None)
     step = written(writer, longer, prompt, chunk(3, 3, (4,), (5,), (2,)))
@@ -62,7 +62,7 @@ def test_chunks_become_rows_and_tables():
 
 def test_tables_follow_their_requests():
     """A table may grow, stay, change in the middle or belong to somebody else the next time."""
-    writer = StepWriter(1, 0, LIMITS)
+    writer = StepWriter((0,), LIMITS)
     for table in ((3, 4), (3, 4, 5, 6), (3, 4, 5, 6), (3, 9, 5, 6), (3,), ()):
         step = written(writer, chunk(1, 0, (1,), table), chunk(2, 0, (1,), (8,)))
         assert tables(step, 1) == [list(table), [8]]
@@ -71,7 +71,7 @@ def test_tables_follow_their_requests():
 def test_long_tables_and_many_chunks_find_room(monkeypatch: pytest.MonkeyPatch):
     """The arrays grow, and tables of long gone requests are forgotten."""
     monkeypatch.setattr(cpu_step, "MAX_TABLES", 10)
-    writer = StepWriter(1, 0, evolve(LIMITS, max_sampled=64))
+    writer = StepWriter((0,), evolve(LIMITS, max_sampled=64))
     for first in (0, 40):
         lists = [tuple(range(i, i + 100)) for i in range(first, first + 40)]
         step = written(writer, *(chunk(i, 0, (i,), table) for i, table in enumerate(lists)))
@@ -83,7 +83,7 @@ def test_long_tables_and_many_chunks_find_room(monkeypatch: pytest.MonkeyPatch):
 def test_copies_name_places_of_the_arena(offset, place):
     """Blocks in RAM lie behind the device's where the two tiers count apart."""
     copy = Copy(1, BlockId(3), BlockId(5), 7, Tier.HOST, Tier.DEVICE)
-    writer = StepWriter(2, offset, LIMITS)
+    writer = StepWriter((offset, offset), LIMITS)
     step = written(writer, chunk(1, 0, (1,), (0,), (0,)), copies=(copy,))
     names = "group source target num_tokens"
     assert structures(step.copies, abi.Copy, step.num_copies, names) == [(1, place, 5, 7)]
@@ -94,7 +94,7 @@ def test_adapters_become_segments_of_chunks():
     a, b = AdapterUse(7, b"b", 0.5), AdapterUse(8, b"a", 2.0)
     sets = [(a,), (a, b), (), (b,), (b, a), (evolve(a, scale=0.0),)]
     chunks = [evolve(chunk(i, 0, (1,), (0,)), adapters=uses) for i, uses in enumerate(sets)]
-    writer = StepWriter(1, 0, LIMITS)
+    writer = StepWriter((0,), LIMITS)
     step = written(writer, *chunks)
     names = "adapter scale first_segment num_segments"
     assert structures(step.uses, abi.Use, step.num_uses, names) == [
@@ -115,7 +115,7 @@ def test_adapters_become_segments_of_chunks():
 
 def test_rows_ask_for_what_they_need():
     """The widest row sets the stride; where the best token is enough, nobody gets a list."""
-    writer = StepWriter(1, 0, LIMITS)
+    writer = StepWriter((0,), LIMITS)
     greedy = SampleRow(SamplingParams(temperature=0.0), 0.5, ())
     reporting = SampleRow(SamplingParams(temperature=0.0, num_logprobs=3), 0.5, ())
     chunks = [
@@ -133,7 +133,7 @@ def test_rows_ask_for_what_they_need():
 
 def test_more_than_a_step_may_have_is_refused():
     """Before anything is written beyond an array's end."""
-    writer = StepWriter(1, 0, LIMITS)
+    writer = StepWriter((0,), LIMITS)
     with pytest.raises(ValueError, match="more tokens"):
         written(writer, chunk(1, 0, tuple(range(65)), (0, 1, 2, 3, 4)))
     with pytest.raises(ValueError, match="more requests"):
