@@ -25,7 +25,7 @@ serve: $(VENV)/.serve
 test: $(VENV)/.test
 	$(BIN)/kvtrio fetch smollm2
 	$(BIN)/kvtrio fetch gemma3-270m
-	$(BIN)/pytest $(ARGS)
+	$(BIN)/pytest -n 2 --dist worksteal $(ARGS)
 
 check: lint types test
 

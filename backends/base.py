@@ -61,7 +61,8 @@ class Backend(Protocol):
     def info(self) -> BackendInfo: ...
 
     def step(self, batch: Batch) -> StepResult:
-        """Write K and V of every token of ``batch`` and sample where asked.
+        """Write K and V of every token of ``batch`` and sample where asked; before that, move state
+        as it says, see ``moves``.
 
         Blocks named by a chunk are written at its positions and read at lower ones. The slot that
         it names for a group of recurrent layers holds the state before its first position, or

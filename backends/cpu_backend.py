@@ -19,6 +19,7 @@ from kvtrio.backends.cpu_memory import (
 )
 from kvtrio.backends.cpu_model import Limits, NativeModel, Stored, make_model, require_kernels
 from kvtrio.backends.cpu_native import Native, floats_at
+from kvtrio.backends.cpu_places import CpuPlaces
 from kvtrio.backends.cpu_sampling import RowPlan, plan_rows, sample_rows
 from kvtrio.backends.cpu_step import StepWriter
 from kvtrio.backends.cpu_weights import (
@@ -37,8 +38,8 @@ from kvtrio.backends.memory import (
     require_room,
     shrunk_host_bytes,
 )
-from kvtrio.core.batch import Batch, Copy, StepResult
-from kvtrio.kernels import cpu_abi as abi
+from kvtrio.backends.moves import run_moves
+from kvtrio.core.batch import Batch, StepResult
 from kvtrio.model.adapters import AdapterData
 from kvtrio.model.spec import ModelSpec
 
@@ -98,17 +99,19 @@ class CpuBackend:
         parts = self._open()
         rows = [chunk.sample for chunk in batch.chunks if chunk.sample is not None]
         plans = plan_rows(rows, parts.info.vocab_size)
+        saved = run_moves(CpuPlaces(parts.native, parts.model, parts.writer), batch)
         self._run(batch, plans)
         answers, step = parts.writer.answers, parts.writer.step
         if not all(answers.is_finite[: len(rows)]):
             raise FloatingPointError("the forward pass produced logits that are not finite")
         if not rows:
-            return StepResult((None,) * len(batch.chunks))
+            return StepResult((None,) * len(batch.chunks), saved)
         sampled = sample_rows(rows, plans, answers.candidates(step, parts.logits))
         if len(rows) == len(batch.chunks):
-            return StepResult(sampled)
+            return StepResult(sampled, saved)
         each = iter(sampled)
-        return StepResult(tuple(next(each) if chunk.sample else None for chunk in batch.chunks))
+        every = tuple(next(each) if chunk.sample else None for chunk in batch.chunks)
+        return StepResult(every, saved)
 
     def logits(self, batch: Batch) -> NDArray[np.float32]:
         """Run a step without choosing: raw logits of the sampled rows, [M, vocab], a copy."""
@@ -143,25 +146,13 @@ class CpuBackend:
     def _run(self, batch: Batch, plans: list[RowPlan]) -> None:
         parts = self._open()
         if not batch.chunks:
+            places = CpuPlaces(parts.native, parts.model, parts.writer)
             for copy in batch.copies:
-                _copy(parts, copy)
+                places.copy(copy)
             return
         parts.native.cdll.kvt_team_wake(parts.native.team)  # meanwhile the step is written
         step = parts.writer.write(batch, plans, parts.adapters.loaded)
         parts.native.check(parts.native.cdll.kvt_step_run(parts.model.handle, ctypes.byref(step)))
-
-
-def _copy(parts: _Parts, copy: Copy) -> None:
-    """In a step without rows, which the native side does not know."""
-    source = parts.writer.place(copy.group, copy.source, copy.source_tier)
-    target = parts.writer.place(copy.group, copy.target, copy.target_tier)
-    for cache in parts.model.stored.caches:
-        if cache.group == copy.group:
-            alone = abi.Cache.from_buffer_copy(cache)
-            alone.group = 0
-            parts.native.check(
-                parts.native.cdll.kvt_cache_copy(alone, source, target, copy.num_tokens)
-            )
 
 
 def _load(native: Native, file: TensorFile, spec: ModelSpec, settings: BackendSettings) -> _Parts:

@@ -71,6 +71,7 @@ def core_groups(
             state_class(group, settings.max_context),
             group.window,
             -(-len(group.layers) * (size.keys + size.values) // settings.block_size),
+            bytes_per_block=len(group.layers) * (size.keys + size.values),
         )
         for group, size in zip(groups, sizes, strict=True)
     )

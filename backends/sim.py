@@ -28,6 +28,7 @@ from kvtrio.backends.groups import (
     pool_bytes,
     with_slots,
 )
+from kvtrio.backends.moves import run_moves
 from kvtrio.backends.sim_hash import mixed, scrambled
 from kvtrio.backends.sim_pools import (
     BYTES_PER_PLACE,
@@ -37,11 +38,11 @@ from kvtrio.backends.sim_pools import (
     SimMismatch,
     SlotPool,
 )
-from kvtrio.core.batch import Batch, Chunk, Sampled, SampleRow, StepResult
+from kvtrio.core.batch import Batch, Chunk, Copy, Sampled, SampleRow, StepResult
 from kvtrio.core.config import Group
 from kvtrio.core.identity import AdapterUse
 from kvtrio.core.sampling import MASK
-from kvtrio.core.types import RequestId, StateClass, Tier
+from kvtrio.core.types import BlockId, RequestId, StateClass, Tier
 from kvtrio.model.gguf_file import GGUFFile
 from kvtrio.model.spec import ModelSpec
 
@@ -138,14 +139,27 @@ class SimBackend:
         return cls(evolve(info, pool_bytes=pool_bytes(info)), HashTokens(spec.vocab_size))
 
     def step(self, batch: Batch) -> StepResult:
+        saved = run_moves(self, batch)
         for copy in batch.copies:
-            source = self._arenas[copy.source_tier][copy.group]
-            self._arenas[copy.target_tier][copy.group].copy(copy, source)
+            self.copy(copy)
         # All writes before all checks: one chunk's write into another's blocks must show.
         digests = [self._write(chunk) for chunk in batch.chunks]
         for chunk, digest in zip(batch.chunks, digests, strict=True):
             self._verify(chunk, digest)
-        return StepResult(tuple(map(self._sample, batch.chunks)))
+        return StepResult(tuple(map(self._sample, batch.chunks)), saved)
+
+    def copy(self, copy: Copy) -> None:
+        """See ``moves.Places``."""
+        source = self._arenas[copy.source_tier][copy.group]
+        self._arenas[copy.target_tier][copy.group].copy(copy, source)
+
+    def read(self, group: int, place: BlockId, tier: Tier, num_tokens: int) -> bytes:
+        """See ``moves.Places``."""
+        return self._arenas[tier][group].read(place, num_tokens)
+
+    def write(self, group: int, place: BlockId, tier: Tier, part: bytes) -> None:
+        """See ``moves.Places``."""
+        self._arenas[tier][group].fill(place, part)
 
     def load_adapter(self, data: object) -> int:
         """Adapters have no weights here: only their digests count, and those come with chunks."""

@@ -1,5 +1,7 @@
 """Memory of the simulated backend: what was written where, instead of K, V and states."""
 
+import struct
+
 import numpy as np
 from attrs import define, field
 
@@ -62,6 +64,24 @@ class BlockPool:
         for mine, theirs in pairs:
             mine[target : target + copy.num_tokens] = theirs[source : source + copy.num_tokens]
 
+    def read(self, block: BlockId, num_tokens: int) -> bytes:
+        """The first tokens' places of a block, and nothing in the others."""
+        first, end = block * self.block_size, block * self.block_size + num_tokens
+        rest = self.block_size - num_tokens
+        parts = (
+            np.pad(self.tokens[first:end], (0, rest)),
+            np.pad(self.positions[first:end], (0, rest), constant_values=-1),
+            np.pad(self.digests[first:end], (0, rest)),
+        )
+        return b"".join(part.tobytes() for part in parts)
+
+    def fill(self, block: BlockId, part: bytes) -> None:
+        """With what ``read`` gave."""
+        numbers = np.frombuffer(part, np.int64).reshape(3, self.block_size)
+        places = slice(block * self.block_size, (block + 1) * self.block_size)
+        self.tokens[places], self.positions[places] = numbers[0], numbers[1]
+        self.digests[places] = numbers[2].view(np.uint64)
+
     def verify(self, where: str, table: Table, chunk: Chunk) -> None:
         """Each place that the chunk's queries see must continue the one before it."""
         window = self.group.window
@@ -105,6 +125,14 @@ class SlotPool:
         assert isinstance(other, SlotPool)
         self.positions[copy.target] = other.positions[copy.source]
         self.digests[copy.target] = other.digests[copy.source]
+
+    def read(self, slot: BlockId, num_tokens: int) -> bytes:
+        """A whole state."""
+        return struct.pack("<qQ", self.positions[slot], self.digests[slot])
+
+    def fill(self, slot: BlockId, part: bytes) -> None:
+        """With what ``read`` gave."""
+        self.positions[slot], self.digests[slot] = struct.unpack("<qQ", part)
 
     def verify(self, where: str, table: Table, chunk: Chunk) -> None:
         """What the chunk left is there, and nothing else."""

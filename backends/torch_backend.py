@@ -17,8 +17,16 @@ from kvtrio.backends.groups import (
     with_slots,
 )
 from kvtrio.backends.memory import Needs, require_memory, require_room, shrunk_host_bytes
+from kvtrio.backends.moves import run_moves
 from kvtrio.backends.torch_adapters import TorchAdapters
-from kvtrio.backends.torch_memory import AnyPool, available_memory, make_arenas, run_copy
+from kvtrio.backends.torch_memory import (
+    AnyPool,
+    available_memory,
+    make_arenas,
+    read_place,
+    run_copy,
+    write_place,
+)
 from kvtrio.backends.torch_ops import TorchOps, layer_caches
 from kvtrio.backends.torch_states import layer_states
 from kvtrio.backends.torch_step import StepLayout, TorchStep, build_step
@@ -28,8 +36,8 @@ from kvtrio.backends.torch_weights import (
     passing_bytes,
     weight_bytes,
 )
-from kvtrio.core.batch import Batch, StepResult
-from kvtrio.core.types import Tier
+from kvtrio.core.batch import Batch, Copy, StepResult
+from kvtrio.core.types import BlockId, Tier
 from kvtrio.model.adapters import AdapterData
 from kvtrio.model.spec import AttentionSpec, ModelSpec, RopeSpec, RopeStyle
 
@@ -94,8 +102,11 @@ class TorchBackend:
         """See ``Backend.step``. Raises FloatingPointError when the logits are not finite."""
         ops = self._open().ops
         with torch.inference_mode():
-            sampled = iter(decoder.forward(self._spec, ops, self._begin(batch)))
-        return StepResult(tuple(next(sampled) if chunk.sample else None for chunk in batch.chunks))
+            saved = run_moves(self, batch)
+            step = self._begin(batch)
+            sampled = iter(decoder.forward(self._spec, ops, step) if batch.chunks else ())
+        each = tuple(next(sampled) if chunk.sample else None for chunk in batch.chunks)
+        return StepResult(each, saved)
 
     def logits(self, batch: Batch) -> Tensor:
         """Run a step without choosing: raw logits of the sampled rows, float32 [M, vocab]."""
@@ -114,6 +125,19 @@ class TorchBackend:
         """See ``Backend.unload_adapter``. Raises KeyError for an unknown handle."""
         self._open().adapters.unload(adapter_id)
 
+    def copy(self, copy: Copy) -> None:
+        """See ``moves.Places``."""
+        pools = self._open().pools
+        run_copy(pools[copy.source_tier], pools[copy.target_tier], copy)
+
+    def read(self, group: int, place: BlockId, tier: Tier, num_tokens: int) -> bytes:
+        """See ``moves.Places``."""
+        return read_place(self._open().pools[tier][group], place, num_tokens)
+
+    def write(self, group: int, place: BlockId, tier: Tier, part: bytes) -> None:
+        """See ``moves.Places``."""
+        write_place(self._open().pools[tier][group], place, part)
+
     def close(self) -> None:
         """Give the memory back. Idempotent; no other call may follow."""
         self._parts = None
@@ -127,7 +151,7 @@ class TorchBackend:
         """Copies first: a chunk may read what they bring."""
         parts = self._open()
         for copy in batch.copies:
-            run_copy(parts.pools[copy.source_tier], parts.pools[copy.target_tier], copy)
+            self.copy(copy)
         return build_step(batch, parts.layout, parts.adapters.loaded)
 
 

@@ -63,6 +63,35 @@ def run_copy(sources: tuple[AnyPool, ...], targets: tuple[AnyPool, ...], copy: C
         copy_places(theirs[:, copy.source], mine[:, copy.target], copy.num_tokens)
 
 
+def read_place(pool: AnyPool, place: int, num_tokens: int) -> bytes:
+    """Bytes of a slot, or of a block's keys and then values, zero behind its first tokens."""
+    if isinstance(pool, StatePool):
+        return _bytes_of(pool.states[place])
+    parts = pool.keys[:, place].clone(), pool.values[:, place].clone()
+    for part in parts:
+        part[:, num_tokens:] = 0
+    return b"".join(map(_bytes_of, parts))
+
+
+def write_place(pool: AnyPool, place: int, part: bytes) -> None:
+    """Fill a place with what ``read_place`` gave."""
+    if isinstance(pool, Pool):
+        targets = [pool.keys[:, place], pool.values[:, place]]
+    else:
+        targets = [pool.states[place]]
+    start = 0
+    for target in targets:
+        end = start + target.numel() * target.itemsize
+        raw = torch.frombuffer(bytearray(part[start:end]), dtype=target.dtype)
+        target.copy_(raw.view(target.shape))
+        start = end
+    assert start == len(part), "a part has its group's size"
+
+
+def _bytes_of(tensor: torch.Tensor) -> bytes:
+    return tensor.contiguous().cpu().view(torch.uint8).numpy().tobytes()
+
+
 def _pool(
     group: LayerGroup, shape: tuple[int, int], dtype: torch.dtype, device: torch.device
 ) -> AnyPool:

@@ -160,6 +160,14 @@ class StateSettings:
             "model leaves.",
         ),
     ] = None
+    slot_save_path: Annotated[
+        Path | None,
+        Parameter(
+            name="--slot-save-path",
+            help="Folder for conversations that are saved by POST /slots/ID?action=save or "
+            "kvtrio.save_session; without it, none can be.",
+        ),
+    ] = None
     recall: Annotated[
         bool,
         Parameter(

@@ -46,6 +46,8 @@ class Client:
     name: str
     """For messages and the Host header: host:port."""
     connect: Connect
+    more_head: str = ""
+    """Header lines for every request, each with its line end."""
 
     async def get(self, path: str) -> Reply:
         """Raises ``OSError`` if there is no server, ``BenchError`` if it makes no sense."""
@@ -79,7 +81,8 @@ class Client:
     def _head(self, method: str, path: str, body: bytes) -> bytes:
         return (
             f"{method} {path} HTTP/1.1\r\nHost: {self.name}\r\nConnection: close\r\n"
-            f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+            f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+            f"{self.more_head}\r\n"
         ).encode()
 
 

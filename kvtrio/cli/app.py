@@ -7,10 +7,13 @@ from cyclopts import App, CycloptsError
 
 import kvtrio
 from kvtrio.cli import exits
+from kvtrio.cli.analyze import analyze
 from kvtrio.cli.bench import bench
 from kvtrio.cli.chat import chat
 from kvtrio.cli.fetch import fetch
+from kvtrio.cli.replay import replay
 from kvtrio.cli.serve import serve
+from kvtrio.cli.simulate import calibrate, simulate
 from kvtrio.cli.streams import OutputError, steady_streams
 
 HELP = """Serve a language model to several users, over the OpenAI and llama-server APIs.
@@ -29,6 +32,10 @@ app.command(serve)
 app.command(fetch)
 app.command(chat)
 app.command(bench)
+app.command(analyze)
+app.command(replay)
+app.command(simulate)
+app.command(calibrate)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -6,6 +6,7 @@ from attrs import field, frozen
 
 from kvtrio.backends.base import BackendInfo, BackendSettings
 from kvtrio.core.identity import KeyMaker, root_identity
+from kvtrio.core.session import ServerIdentity
 from kvtrio.model.spec import ModelSpec
 from kvtrio.obs.identity import Sealer
 
@@ -27,10 +28,10 @@ class Secrets:
     sealer: Sealer = field(factory=lambda: Sealer(_secret(), _secret()), repr=False)
 
 
-def key_maker(
-    secret: bytes, weights: bytes, spec: ModelSpec, info: BackendInfo, settings: BackendSettings
-) -> KeyMaker:
-    """State is reused under the same weights, shapes, formats and arithmetic only.
+def server_identity(
+    weights: bytes, spec: ModelSpec, info: BackendInfo, settings: BackendSettings
+) -> ServerIdentity:
+    """State is used under the same weights, shapes, formats and arithmetic only.
 
     ``weights``: digest of the model file, whose contents include the rope factors.
     """
@@ -39,13 +40,24 @@ def key_maker(
         for group in info.groups
     ]
     kinds = f"{settings.dtype} {settings.key_type} {settings.value_type}"
+    numerics = f"{info.name} {info.numerics} {settings.device} {kinds}"
+    return ServerIdentity(
+        model=root_identity((("weights", weights), ("architecture", repr(spec).encode()))),
+        format=root_identity(
+            (("kv format", f"{kinds} {groups}".encode()), ("numerics", numerics.encode()))
+        ),
+        block_size=settings.block_size,
+    )
+
+
+def key_maker(secret: bytes, identity: ServerIdentity) -> KeyMaker:
+    """For the keys of blocks."""
     root = root_identity(
         (
             ("key format", KEY_FORMAT),
-            ("weights", weights),
-            ("architecture", repr(spec).encode()),
-            ("kv format", f"{kinds} {settings.block_size} {groups}".encode()),
-            ("numerics", f"{info.name} {info.numerics} {settings.device} {kinds}".encode()),
+            ("model", identity.model),
+            ("format", identity.format),
+            ("block size", str(identity.block_size).encode()),
         )
     )
     return KeyMaker(secret, root)

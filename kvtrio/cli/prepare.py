@@ -15,6 +15,7 @@ from kvtrio.backends.base import BackendInfo, BackendSettings
 from kvtrio.cli.adapters import ReadyAdapter, read_adapters, wanted_adapters
 from kvtrio.cli.backend import Chosen, backend_settings, choose_backend, suited
 from kvtrio.cli.interpreter import Pacer
+from kvtrio.cli.saved_sessions import open_sessions
 from kvtrio.config import DEFAULT_CONTEXT, ConfigError, ModelSettings, ServeConfig
 from kvtrio.core.config import CoreConfig
 from kvtrio.core.policy import Policy
@@ -29,6 +30,7 @@ from kvtrio.model.tokenizer import Tokenizer, load_tokenizer
 from kvtrio.serve.run import open_sockets
 from kvtrio.serve.schema import MAX_NAME_CHARS
 from kvtrio.serve.served import ServedModel
+from kvtrio.store.sessions import SessionStore
 
 DEFAULT_MODEL = "smollm2"
 WAITING_PER_PLACE = 4
@@ -54,6 +56,8 @@ class Prepared:
     served: ServedModel
     adapters: tuple[ReadyAdapter, ...]
     purposes: tuple[str, ...]
+    sessions: SessionStore | None
+    """Where conversations are saved."""
 
 
 def prepare(config: ServeConfig, stack: ExitStack) -> Prepared:
@@ -70,6 +74,7 @@ def prepare(config: ServeConfig, stack: ExitStack) -> Prepared:
     check_given(config)
     purposes = split_purposes(config.state.purposes)
     check_adapter_dir(config.adapters.lora_dir)
+    sessions = open_sessions(config.state.slot_save_path, stack)
     keys = read_keys(config.http.api_key, config.http.api_key_file)
     policy = plugins.load(plugins.SCHEDULERS, scheduling.scheduler)()
     backend = choose_backend(config.model)
@@ -94,6 +99,7 @@ def prepare(config: ServeConfig, stack: ExitStack) -> Prepared:
         served=_served(file, spec, config.model),
         adapters=adapters,
         purposes=purposes,
+        sessions=sessions,
     )
 
 

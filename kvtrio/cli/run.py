@@ -10,11 +10,12 @@ from contextlib import ExitStack
 from functools import partial
 
 import trio
+from attrs import evolve
 
 from kvtrio.backends.base import BackendError, BackendInfo
 from kvtrio.cli import exits
 from kvtrio.cli.announce import announce
-from kvtrio.cli.identity import Secrets, key_maker
+from kvtrio.cli.identity import Secrets, key_maker, server_identity
 from kvtrio.cli.interpreter import collect_garbage, collect_in_thread, tuned
 from kvtrio.cli.logs import Begun, open_log, server_start
 from kvtrio.cli.prepare import Prepared, core_config, prepare
@@ -22,6 +23,7 @@ from kvtrio.cli.record import Recorded, check_record, recording
 from kvtrio.cli.signals import Stop, StopSignals
 from kvtrio.config import ConfigError, ServeConfig
 from kvtrio.core.machine import Core
+from kvtrio.core.session import ServerIdentity
 from kvtrio.engine.executor import ThreadExecutor, open_thread_executor
 from kvtrio.engine.offload import ThreadOffload
 from kvtrio.engine.open import Engine, open_engine
@@ -41,6 +43,7 @@ from kvtrio.serve.app import create_app
 from kvtrio.serve.errors import ApiError
 from kvtrio.serve.run import BindError, HttpSettings, serve_http
 from kvtrio.serve.services import ServeSettings, Services
+from kvtrio.serve.sessions import Sessions
 
 OFFLOAD_THREADS = 2
 RECALL_BYTES = 64 << 20
@@ -116,6 +119,7 @@ async def _serve(
                 trio.open_nursery() as nursery,
             ):
                 services = _services(prepared, engine, run_secrets, observer.log, tally)
+                services = evolve(services, sessions=_sessions(prepared, executor.info, services))
                 await _load_adapters(prepared, services.loader)
                 urls = await nursery.start(_serve_http, prepared, services, name="http")
                 stop.way = Stop.IGNORE  # from here on a signal drains
@@ -134,14 +138,12 @@ def _recorded(prepared: Prepared, info: BackendInfo, run_secrets: Secrets) -> Re
 
 
 def _core(prepared: Prepared, executor: ThreadExecutor[BackendInfo], run_secrets: Secrets) -> Core:
-    keys = key_maker(
-        run_secrets.keys,
-        prepared.weights,
-        prepared.spec,
-        executor.info,
-        prepared.backend_settings,
-    )
+    keys = key_maker(run_secrets.keys, _identity(prepared, executor.info))
     return Core(core_config(prepared.config, executor.info), prepared.policy, keys)
+
+
+def _identity(prepared: Prepared, info: BackendInfo) -> ServerIdentity:
+    return server_identity(prepared.weights, prepared.spec, info, prepared.backend_settings)
 
 
 async def _load_adapters(prepared: Prepared, loader: AdapterLoader) -> None:
@@ -190,6 +192,18 @@ def _services(
         recall=Recall(tokenizer, AnswerStore(RECALL_BYTES)) if is_recalling else None,
         tally=tally,
         emit=log.emit,
+    )
+
+
+def _sessions(prepared: Prepared, info: BackendInfo, services: Services) -> Sessions | None:
+    if prepared.sessions is None:
+        return None
+    return Sessions(
+        services.engine,
+        prepared.sessions,
+        _identity(prepared, info),
+        services.loader.adapters,
+        ThreadOffload(1),
     )
 
 

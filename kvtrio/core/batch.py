@@ -5,6 +5,7 @@ from attrs import frozen
 from kvtrio.core.identity import AdapterUse
 from kvtrio.core.messages import message
 from kvtrio.core.sampling import SamplingParams
+from kvtrio.core.stored import StoredHead
 from kvtrio.core.types import BlockId, RequestId, Tier
 
 
@@ -55,13 +56,53 @@ class Copy:
     target_tier: Tier = Tier.DEVICE
 
 
+NOWHERE = BlockId(-1)
+"""No place."""
+
+
+@frozen
+class Save:
+    """Read a block or a slot, as it was before the batch."""
+
+    head: StoredHead
+    """What it is: of a block, only the places of its tokens matter."""
+    places: tuple[tuple[int, BlockId], ...]
+    """(group, place); of a block ``NOWHERE`` for groups with a sliding window that lost theirs."""
+    tier: Tier = Tier.DEVICE
+    elsewhere: tuple[int, ...] = ()
+    """Groups whose places lie in the other memory."""
+
+    def tier_of(self, group: int) -> Tier:
+        if group not in self.elsewhere:
+            return self.tier
+        return Tier.HOST if self.tier is Tier.DEVICE else Tier.DEVICE
+
+
+@frozen
+class Load:
+    """Write a block or a slot with what was once read from one of the same group."""
+
+    places: tuple[tuple[int, BlockId], ...]
+    """(group, place)."""
+    parts: tuple[bytes, ...]
+    """One per place."""
+    tier: Tier = Tier.DEVICE
+
+
+Move = Load | Copy
+
+
 @message
 class Batch:
-    """What one step computes. Chunks of decode (one token) and prefill (many) mix freely."""
+    """What one step computes. Chunks of decode (one token) and prefill (many) mix freely; without
+    any it only moves state. Saves come first, then ``loads`` in order, then ``copies``."""
 
     step: int
     chunks: tuple[Chunk, ...]
     copies: tuple[Copy, ...] = ()
+    saves: tuple[Save, ...] = ()
+    loads: tuple[Move, ...] = ()
+    """With the copies that have to come before one of them."""
     predicted_s: float = 0.0
     """What the cost model expects, with its margin."""
     limit_s: float = 0.0
@@ -87,3 +128,5 @@ class StepResult:
     """Answer to a ``Batch``: one entry per chunk, None where nothing was sampled."""
 
     sampled: tuple[Sampled | None, ...]
+    saved: tuple[tuple[bytes, ...], ...] = ()
+    """One entry per save: one part per place."""

@@ -103,6 +103,8 @@ class Block:
     """By offset."""
     num_states: int = 0
     """Checkpoints here and in all blocks behind."""
+    is_from_disk: bool = False
+    """It came from outside, and nobody has used it since."""
     is_short: bool = False
     """Counted among the short strangers; see ``eviction``."""
 

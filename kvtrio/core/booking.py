@@ -24,12 +24,17 @@ class _Step:
 
 def book_step(state: State, batch: Batch, result: StepResult, now: float) -> list[Output]:
     """What a step's answer causes, request by request."""
-    state.cost.observe(state.load, now - state.launched_s)
+    has_moves = bool(batch.saves or batch.loads)
+    if has_moves:
+        state.exchange.book(batch, result)
+    else:
+        # What moves cost is in none of the model's features.
+        state.cost.observe(state.load, now - state.launched_s)
     step = _Step(
         now=now,
         num_prefill_tokens=state.load.num_prefill_tokens,
         prompt=_largest_prompt(state, batch) if state.load.num_prefill_tokens else None,
-        has_moves=any(copy.source_tier is not copy.target_tier for copy in batch.copies),
+        has_moves=has_moves or any(c.source_tier is not c.target_tier for c in batch.copies),
         outputs=[],
     )
     requests, rows = state.requests, state.streams.rows

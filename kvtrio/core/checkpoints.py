@@ -65,7 +65,7 @@ class Checkpoints(Slots):
         of a published block; None where that is there already, or there is no room."""
         if any(known.offset == offset for known in block.checkpoints):
             return None
-        slot = self._spare(now)
+        slot = self.spare(now)
         if slot is None:
             return None
         self._plan(running, slot)
@@ -120,8 +120,8 @@ class Checkpoints(Slots):
             assert victim is not None, "the device has a slot for every place"
             self._demote(victim, now)
 
-    def _spare(self, now: float) -> Slot | None:
-        """For a checkpoint: on the device if not all slots there are running."""
+    def spare(self, now: float) -> Slot | None:
+        """Room for a checkpoint: on the device if not all slots there are running."""
         if self.num_used[Tier.DEVICE] < self.limits[Tier.DEVICE]:
             return self._new(Tier.DEVICE)
         victim = self._lowest(Tier.DEVICE, now)

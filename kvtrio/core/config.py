@@ -18,6 +18,13 @@ class Group:
     """0 for recurrent layers."""
     bytes_per_state: int = 0
     """Of one slot: the state of all the group's recurrent layers; 0 for other layers."""
+    bytes_per_block: int = 0
+    """Of one block as it is read and written, where that is not its tokens' bytes."""
+
+    def part_bytes(self, block_size: int) -> int:
+        """Of one block or slot as it is read and written."""
+        by_token = self.bytes_per_block or self.bytes_per_token * block_size
+        return self.bytes_per_state or by_token
 
 
 @frozen(kw_only=True)
@@ -74,6 +81,11 @@ class CoreConfig:
     def point_groups(self) -> tuple[int, ...]:
         """Those of recurrent layers: a slot has a place in each."""
         return self._of_class(StateClass.POINT)
+
+    @property
+    def kept_groups(self) -> tuple[int, ...]:
+        """Those with K and V: what is stored of a block has a part for each."""
+        return tuple(sorted((*self.token_groups, *self.window_groups)))
 
     def _of_class(self, state_class: StateClass) -> tuple[int, ...]:
         return tuple(i for i, group in enumerate(self.groups) if group.state_class is state_class)

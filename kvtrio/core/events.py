@@ -6,9 +6,11 @@ from attrs import field, frozen
 
 from kvtrio.core.batch import Sampled
 from kvtrio.core.explain import CacheReport
-from kvtrio.core.identity import Segment
+from kvtrio.core.heads import Wanted
+from kvtrio.core.identity import Segment, TokenTrail
 from kvtrio.core.messages import message
 from kvtrio.core.sampling import SamplingParams
+from kvtrio.core.stored import Incoming
 from kvtrio.core.types import FinishReason, GapCause, RejectReason, RequestId, Retain
 
 
@@ -96,7 +98,52 @@ class Tick:
     """Time has passed: end what was to start by now. Sent before each ``schedule``."""
 
 
-Input = Submit | Abort | Drain | Tick
+@frozen(kw_only=True)
+class Conversation:
+    """Tokens, and under what each was or is to be computed."""
+
+    token_ids: tuple[int, ...]
+    namespace: bytes = b""
+    segments: tuple[Segment, ...] = (Segment(0),)
+    """As in ``Submit``."""
+
+
+@frozen
+class Read:
+    """Read these out of memory, in front of coming steps. The answer has the same number."""
+
+    number: int
+    wanted: tuple[Wanted, ...] = field(eq=False)
+
+
+@frozen
+class Bring:
+    """Take in some of a sequence's state, in front of coming steps. The answer, when all is there
+    that fits, has the same number."""
+
+    number: int
+    trail: TokenTrail = field(eq=False)
+    pieces: tuple[Incoming, ...]
+
+
+@frozen
+class Hold:
+    """A place where nobody runs is to stand for a sequence."""
+
+    place: int
+    trail: TokenTrail = field(eq=False)
+
+
+@frozen
+class Erase:
+    """Forget what a place holds of a namespace while nobody runs there, and its state, unless
+    others share it."""
+
+    place: int
+    namespace: bytes = b""
+
+
+Input = Submit | Abort | Drain | Tick | Read | Bring | Hold | Erase
 
 # --- outputs ---
 

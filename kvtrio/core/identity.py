@@ -149,6 +149,11 @@ class TokenTrail:
         """A token that was generated: under the last context."""
         self.tags.append(token_id | self._last_base)
 
+    def extend(self, token_ids: Sequence[int]) -> None:
+        """As many times ``append``."""
+        base = self._last_base
+        self.tags += [token_id | base for token_id in token_ids]
+
     def extend_prompt(self, token_ids: Sequence[int]) -> None:
         """A whole prompt, one slice per context."""
         ends = [start for start, _ in self.contexts[1:]] + [len(token_ids)]
@@ -190,9 +195,18 @@ class TokenTrail:
     def _runs(self, start: int, end: int) -> list[bytes]:
         if len(self.contexts) == 1:
             return [bytes(4), self.contexts[0][1].identity.digest]
-        runs: list[bytes] = []
+        return flat_runs(self.runs(start, end))
+
+    def runs(self, start: int, end: int) -> list[tuple[int, bytes]]:
+        """Contexts from ``start`` to ``end``: offset from ``start``, and digest."""
+        runs: list[tuple[int, bytes]] = []
         position: int | None = start
         while position is not None and position < end:
-            runs += [struct.pack("<I", position - start), self.context_at(position).identity.digest]
+            runs.append((position - start, self.context_at(position).identity.digest))
             position = self.next_border(position)
         return runs
+
+
+def flat_runs(runs: Iterable[tuple[int, bytes]]) -> list[bytes]:
+    """As they enter a key."""
+    return [part for offset, digest in runs for part in (struct.pack("<I", offset), digest)]

@@ -16,12 +16,27 @@ Rules, recomputed from first principles by ``invariants.check``:
 9. A block is published after its tokens were computed, and not written after that.
 """
 
+from collections import deque
+
 from attrs import define
 
 from kvtrio.core.admission import refusal
+from kvtrio.core.arrival import Arrival
 from kvtrio.core.batch import Batch, StepResult
 from kvtrio.core.booking import book_step
-from kvtrio.core.events import Abort, Drain, Input, Output, Submit, Tick
+from kvtrio.core.contents import erase
+from kvtrio.core.events import (
+    Abort,
+    Bring,
+    Drain,
+    Erase,
+    Hold,
+    Input,
+    Output,
+    Read,
+    Submit,
+    Tick,
+)
 from kvtrio.core.planning import plan_step
 from kvtrio.core.state import CoreStatistics, State
 from kvtrio.core.types import FinishReason, RequestId
@@ -45,6 +60,18 @@ class Core(State):
                 return []
             case Tick():
                 return self._expire(now)
+            case Read(number, wanted):
+                self.exchange.ask(number, wanted)
+                return []
+            case Bring(number, trail, pieces):
+                self.exchange.bring(Arrival(number, trail, deque(pieces)))
+                return []
+            case Hold(place, trail):
+                self.places.replace(place, trail)
+                return []
+            case Erase(place, namespace):
+                erase(self, place, namespace, now)
+                return []
 
     @property
     def has_work(self) -> bool:
@@ -53,7 +80,7 @@ class Core(State):
     def schedule(self, now: float) -> Batch | None:
         """Decide the next step and hold its blocks; None if there is nothing to compute."""
         assert self.in_flight is None
-        if self.requests:
+        if self.requests or self.exchange.has_work:
             self.in_flight = plan_step(self, now)
         return self.in_flight
 

@@ -78,6 +78,11 @@ class Parts:
         else:
             self.order[part.tier].add(part, now)
 
+    def keep(self, part: Part, position: int) -> None:
+        """Somebody may go on from ``position``, which sees the part: it is worth what that is."""
+        part.value = self.order[part.tier].level + self.worth(position)
+        part.is_wanted, part.end = True, position
+
     def worth(self, position: int) -> float:
         """What it costs to compute the first ``position`` tokens again, in whole blocks at the
         start of a prompt, for each block of the window before ``position``."""

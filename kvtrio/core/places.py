@@ -4,6 +4,7 @@ from collections.abc import Set
 
 from attrs import define, field, frozen
 
+from kvtrio.core.identity import TokenTrail
 from kvtrio.core.request import Request
 from kvtrio.core.types import RequestId
 
@@ -29,11 +30,14 @@ class Places:
     num_places: int
     running: list[Request | None] = field(init=False)
     last: list[Request | None] = field(init=False)
+    contents: list[TokenTrail | None] = field(init=False)
+    """The sequence of the last request, or what was restored since."""
     free: set[int] = field(init=False)
 
     def __attrs_post_init__(self) -> None:
         self.running = [None] * self.num_places
         self.last = [None] * self.num_places
+        self.contents = [None] * self.num_places
         self.free = set(range(self.num_places))
 
     @property
@@ -49,6 +53,7 @@ class Places:
     def enter(self, place: int, request: Request) -> None:
         assert self.running[place] is None
         self.running[place] = self.last[place] = request
+        self.contents[place] = request.trail
         self.free.remove(place)
         request.place = place
 
@@ -57,6 +62,11 @@ class Places:
         assert self.running[request.place] is request
         self.running[request.place] = None
         self.free.add(request.place)
+
+    def replace(self, place: int, contents: TokenTrail | None) -> None:
+        """What a place holds in which nobody runs."""
+        assert self.running[place] is None
+        self.contents[place], self.last[place] = contents, None
 
     def views(self) -> tuple[PlaceView, ...]:
         return tuple(

@@ -10,8 +10,10 @@
 
 from collections.abc import Iterable
 
+from attrs import evolve
+
 from kvtrio.core.batch import Batch, Chunk
-from kvtrio.core.cost import load_with
+from kvtrio.core.cost import Load, load_with
 from kvtrio.core.events import Cached
 from kvtrio.core.explain import CacheReport, Prompt, count_host_tokens, explain
 from kvtrio.core.index import Match
@@ -23,7 +25,22 @@ from kvtrio.core.views import view_of
 
 
 def plan_step(state: State, now: float) -> Batch | None:
-    """Decide the next step and hold its blocks; None if there is nothing to compute."""
+    """Decide the next step and hold its blocks; None if there is nothing to compute or to move."""
+    if not state.exchange.has_work:
+        return _plan(state, now)
+    state.exchange.plan_loads(state.running.values(), now)
+    batch = _plan(state, now) if state.requests else None
+    loads, copies = state.cache.take_loads(), batch.copies if batch else state.cache.take_copies()
+    saves = state.exchange.plan_saves((*loads, *copies))
+    if batch is None:
+        if not saves and not loads and not copies:
+            return None
+        state.load = Load()
+        batch = _launched(state, (), False, now)
+    return evolve(batch, saves=saves, loads=loads, copies=copies)
+
+
+def _plan(state: State, now: float) -> Batch | None:
     streams, view = state.streams, view_of(state, now)
     plan = state.policy.plan(view)
     checked(plan, state.requests, state.running, streams.rows)

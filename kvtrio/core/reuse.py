@@ -7,6 +7,7 @@
 
 from attrs import define, field
 
+from kvtrio.core.batch import NOWHERE
 from kvtrio.core.blocks import Block
 from kvtrio.core.index import Match
 from kvtrio.core.request import Request
@@ -15,9 +16,6 @@ from kvtrio.core.states import RequestStates
 from kvtrio.core.tiers import Position, TieredCache
 from kvtrio.core.types import BlockId, Retain
 from kvtrio.core.windows import RequestWindows
-
-NOWHERE = BlockId(-1)
-"""In a block table, where a window's part is not needed and perhaps gone."""
 
 
 @define(eq=False)
@@ -90,7 +88,8 @@ class BlockTables:
         request.note_tables()
 
     def _ids(self, block: Block) -> tuple[BlockId, ...]:
-        """Its places: of groups with all tokens, then of those with windows."""
+        """Its places: of groups with all tokens, then of those with windows, where its part may be
+        gone since the next token does not see it."""
         if self.windows is None:
             return block.ids
         if block.part is None:

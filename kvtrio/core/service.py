@@ -60,6 +60,5 @@ class Service:
     def charge_input(self, tenant: bytes, num_tokens: int) -> None:
         self.counters[tenant] += num_tokens
 
-    def charge_output(self, tenant: bytes) -> None:
-        """One token."""
-        self.counters[tenant] += OUTPUT_WEIGHT
+    def charge_output(self, tenant: bytes, num_tokens: int = 1) -> None:
+        self.counters[tenant] += OUTPUT_WEIGHT * num_tokens

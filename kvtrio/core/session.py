@@ -4,6 +4,8 @@ It names no keys and no tenant: whoever restores it gets it as state of their ow
 the server that restores.
 """
 
+from hashlib import blake2b
+
 from attrs import frozen
 
 DIGEST_BYTES = 32
@@ -73,3 +75,11 @@ class SessionInfo:
     """Of all its files, those that it shares with other sessions included."""
     num_new_bytes: int = 0
     """Of those that were written for it when it was saved."""
+
+
+def owner_tag(api_key: bytes, salt: str) -> bytes:
+    """Whose a session is. No secret of a server enters: the same key finds it on every one."""
+    hasher = blake2b(digest_size=DIGEST_BYTES, person=b"session owner")
+    hasher.update(len(api_key).to_bytes(8, "little") + api_key)
+    hasher.update(salt.encode("utf-8", "replace"))
+    return hasher.digest()

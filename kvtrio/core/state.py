@@ -11,7 +11,8 @@ from attrs import define, field, frozen
 from kvtrio.core.batch import Batch
 from kvtrio.core.config import CoreConfig
 from kvtrio.core.cost import CostModel, Load
-from kvtrio.core.events import Finished, Output, Submit
+from kvtrio.core.events import Conversation, Finished, Output, Submit
+from kvtrio.core.exchange import Exchange
 from kvtrio.core.explain import CacheReport, MissReason
 from kvtrio.core.identity import Context, ContextTable, KeyMaker, TokenTrail
 from kvtrio.core.places import Places, PlaceView
@@ -62,6 +63,7 @@ class State:
     keys: KeyMaker
     cache: TieredCache = field(init=False)
     tables: BlockTables = field(init=False)
+    exchange: Exchange = field(init=False)
     contexts: ContextTable = field(init=False, factory=ContextTable)
     cost: CostModel = field(factory=CostModel)
     service: Service = field(init=False, factory=Service)
@@ -92,6 +94,7 @@ class State:
         assert config.max_batch_tokens >= config.num_places
         self.cache = TieredCache(config)
         self.tables = BlockTables(self.cache, config.block_size)
+        self.exchange = Exchange(self.cache, self.keys)
         self.places = Places(config.num_places)
 
     def add(self, submit: Submit, now: float) -> None:
@@ -107,12 +110,13 @@ class State:
         most = self.config.max_context
         if submit.max_new_tokens is not None:
             most = min(most, len(submit.token_ids) + submit.max_new_tokens)
-        request = Request(submit, now, list(submit.token_ids), self._trail(submit), most)
+        request = Request(submit, now, list(submit.token_ids), self.trail(submit), most)
         request.tables = self.tables.new_tables()
         request.stops = self.tables.states.stops(submit)
         return request
 
-    def _trail(self, submit: Submit) -> TokenTrail:
+    def trail(self, submit: Submit | Conversation) -> TokenTrail:
+        """Its tokens under their contexts."""
         contexts: list[tuple[int, Context]] = []
         for segment in submit.segments:
             context = self.contexts.intern(submit.namespace, segment.adapters)

@@ -8,7 +8,7 @@
 
 from attrs import define, field
 
-from kvtrio.core.batch import Copy
+from kvtrio.core.batch import Copy, Load, Move
 from kvtrio.core.blocks import Arena, Block
 from kvtrio.core.config import CoreConfig
 from kvtrio.core.types import BlockId, Tier
@@ -41,6 +41,8 @@ class Storage:
     """Blocks in each tier, held and cached."""
     copies: list[Copy] = field(init=False, factory=list)
     """Planned since the last step, in order."""
+    loads: list[Move] = field(init=False, factory=list)
+    """What comes before ``copies``: loads, and the copies planned before one of them."""
 
     def __attrs_post_init__(self) -> None:
         config = self.config
@@ -79,6 +81,17 @@ class Storage:
     def copy(self, source: Block, target: Block, num_tokens: int) -> None:
         """Before the next step, copy the first places of a held block into another."""
         self._plan(source.ids, target.ids, (Tier.DEVICE, Tier.DEVICE), num_tokens)
+
+    def load(self, load: Load) -> None:
+        """Before the next step, fill a place with what comes from outside."""
+        self.loads += self.copies
+        self.copies.clear()
+        self.loads.append(load)
+
+    def take_loads(self) -> tuple[Move, ...]:
+        loads = tuple(self.loads)
+        self.loads.clear()
+        return loads
 
     def take_copies(self) -> tuple[Copy, ...]:
         copies = tuple(self.copies)

@@ -51,6 +51,22 @@ class Stored:
     or of recurrent layers. An empty one where a group had nothing any more."""
 
 
+@frozen
+class Incoming:
+    """A block, or a state of recurrent layers, on its way into a sequence; verified."""
+
+    start: int
+    """Of the block in the sequence."""
+    num_tokens: int
+    """So many of the block's, or those that the state is behind."""
+    parts: tuple[bytes, ...]
+    is_state: bool = False
+
+    @property
+    def end(self) -> int:
+        return self.start + self.num_tokens
+
+
 class StoreFault(Enum):
     """What is wrong with a stored file, or keeps one from being stored."""
 

@@ -132,6 +132,14 @@ class TieredCache(Storage):
         moves, self.moves = self.moves, TierMoves()
         return moves
 
+    def forget(self, path: Sequence[Block], now: float) -> None:
+        """Lose the blocks of a path that nobody else has a use for: from its end to the first that
+        is held or goes on with other tokens."""
+        for block in reversed(path):
+            if block.num_refs or block.children:
+                return
+            self._drop(block, now)
+
     # --- tiers ---
 
     def _touch(self, block: Block, now: float) -> None:

@@ -78,12 +78,10 @@ class RequestWindows:
     def leave(self, request: Request, now: float) -> None:
         """The request's end, for now: its blocks are still held."""
         position, first = request.num_computed_tokens, request.first_part
-        worth = self.parts.worth(position)
         before = request.blocks[max(0, first - MARGIN // self._size) : first]
         for block in (*before, *request.blocks[first:]):
             if part := block.part:
-                part.value = self.parts.order[part.tier].level + worth
-                part.is_wanted, part.end = True, position
+                self.parts.keep(part, position)
                 part.pinned_until_s = max(part.pinned_until_s, block.pinned_until_s)
         for part in [block.part for block in before if block.part]:
             if part.is_candidate:

@@ -11,31 +11,41 @@
 import threading
 from collections import deque
 from collections.abc import Callable
+from typing import TypeVar
 
 import trio
 from attrs import define, field
 
 from kvtrio.core.admission import predicted_first_token_s, predicted_start_s
 from kvtrio.core.batch import Batch, Chunk, StepResult
+from kvtrio.core.config import CoreConfig
 from kvtrio.core.events import (
     Abort,
+    Bring,
     Cached,
+    Conversation,
     Drain,
     Finished,
     Input,
     Output,
+    Read,
     Rejected,
     Submit,
     Tick,
     TokenOut,
 )
+from kvtrio.core.exchange import Answer
+from kvtrio.core.identity import TokenTrail
 from kvtrio.core.machine import Core, CoreStatistics
 from kvtrio.core.storage import TierMoves
 from kvtrio.core.types import RequestId
 from kvtrio.engine.handle import EngineStopped, Handle, Refused
 from kvtrio.engine.live import Live, record_of
+from kvtrio.engine.questions import Questions
 from kvtrio.engine.records import CostRecord, Observer, RequestRecord, StepRecord, breach_of
 from kvtrio.engine.tap import Tap
+
+T = TypeVar("T")
 
 NO_MOVES = TierMoves()
 COST_EVERY = 1000
@@ -61,6 +71,7 @@ class _News:
     outputs: list[Output]
     moves: TierMoves
     stepped: _Stepped | None = None
+    answers: list[Answer] = field(factory=list)
 
 
 @define(eq=False)
@@ -80,6 +91,9 @@ class Hub:
     _live: dict[RequestId, Live] = field(init=False, factory=dict)
     _has_input: trio.Event = field(init=False, factory=trio.Event)
     _is_idle: trio.Event = field(init=False, factory=trio.Event)
+    _has_ended: trio.Event = field(init=False, factory=trio.Event)
+    """Set, and another takes its place, when a request's end is told."""
+    _questions: Questions = field(init=False, factory=Questions)
     _has_stopped: bool = field(init=False, default=False)
 
     def __attrs_post_init__(self) -> None:
@@ -127,7 +141,40 @@ class Hub:
             live.handle.stop()
             self.abort(request_id)
 
-    def _tell(self, event: Abort | Drain) -> None:
+    async def ask(self, event_of: Callable[[int], Read | Bring]) -> Answer:
+        """Have state moved in front of coming steps. Raises ``EngineStopped`` after the end."""
+        if self._has_stopped:
+            raise EngineStopped
+        number = self._questions.new()
+        self._tell(event_of(number))
+        return await self._questions.answer_to(number)
+
+    async def when_idle(self, place: int, act: Callable[[Core, float], T]) -> T:
+        """Do something for a moment, as soon as nobody runs in a place."""
+        while True:
+            if self._has_stopped:
+                raise EngineStopped
+            with self._lock:
+                if self._core.places.running[place] is None:
+                    result = act(self._core, self._clock())
+                    self._check(self._core)
+                    return result
+            await self._has_ended.wait()
+
+    def look(self, at: Callable[[Core], T]) -> T:
+        """At the core, for a moment."""
+        with self._lock:
+            return at(self._core)
+
+    def trail(self, conversation: Conversation) -> TokenTrail:
+        with self._lock:
+            return self._core.trail(conversation)
+
+    @property
+    def config(self) -> CoreConfig:
+        return self._core.config
+
+    def _tell(self, event: Input) -> None:
         with self._lock:
             self._take_in(event)
         self.deliver()
@@ -184,6 +231,8 @@ class Hub:
         for live in self._live.values():
             live.handle.stop()
         self._is_idle.set()
+        self._has_ended.set()
+        self._questions.stop()
         if self._core.cost.num_observed:
             self._observer.cost(self.cost())
 
@@ -201,7 +250,8 @@ class Hub:
                 num_waiting=len(core.waiting),
                 num_running=len(core.running),
             )
-            self._news.append(_News(now, outputs, core.cache.take_moves(), stepped))
+            moves, answers = core.cache.take_moves(), core.exchange.take_answers()
+            self._news.append(_News(now, outputs, moves, stepped, answers))
 
     def decide(self) -> Batch | None:
         """The step after a booked one. In any thread."""
@@ -215,7 +265,9 @@ class Hub:
             self._take_in(Tick())  # who runs is late for nothing
         batch = self._core.schedule(self._clock())
         self._check(self._core)
-        self._launched_s = self._clock()
+        self._launched_s = now = self._clock()
+        if answers := self._core.exchange.take_answers():
+            self._news.append(_News(now, [], NO_MOVES, answers=answers))
         return batch
 
     def _take_in(self, event: Input) -> None:
@@ -254,9 +306,14 @@ class Hub:
                 records.append(record_of(output, live))
         for record in records:
             self._observer.request(record)
+        for answer in news.answers:
+            self._questions.tell(answer)
+        if records:
+            self._has_ended.set()
+            self._has_ended = trio.Event()
         if news.moves != NO_MOVES:
             self._observer.moved(news.moves)
-        if news.stepped is not None:
+        if news.stepped is not None and chunks:
             self._report_step(news.stepped, num_decode_rows)
 
     def _is_decode(self, chunk: Chunk) -> bool:

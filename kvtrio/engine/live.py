@@ -19,8 +19,14 @@ class Live:
 
 
 def record_of(finished: Finished, live: Live) -> RequestRecord:
-    submit = live.submit
-    p50, p99, longest = live.gaps.percentiles(0.5, 0.99, 1.0)
+    return account(finished, live.submit, live.gaps, _longest_gap(finished, live.handle))
+
+
+def account(
+    finished: Finished, submit: Submit, gaps: Gaps, longest_gap: Gap | None
+) -> RequestRecord:
+    """``gaps``: between its tokens; ``longest_gap``: as its reader saw it."""
+    p50, p99, longest = gaps.percentiles(0.5, 0.99, 1.0)
     return RequestRecord(
         request_id=finished.request_id,
         reason=finished.reason,
@@ -36,7 +42,7 @@ def record_of(finished: Finished, live: Live) -> RequestRecord:
         gap_p50_s=p50,
         gap_p99_s=p99,
         gap_max_s=longest,
-        gaps_s=live.gaps.ascending(),
+        gaps_s=gaps.ascending(),
         cache=finished.cache,
         retain=submit.retain,
         adapters=effective(submit.segments[-1].adapters),
@@ -47,7 +53,7 @@ def record_of(finished: Finished, live: Live) -> RequestRecord:
         is_copy=submit.is_copy,
         num_recomputed_tokens=finished.num_recomputed_tokens,
         num_preemptions=finished.num_preemptions,
-        longest_gap=_longest_gap(finished, live.handle),
+        longest_gap=longest_gap,
     )
 
 

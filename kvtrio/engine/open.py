@@ -9,7 +9,7 @@ import trio
 from attrs import define, field
 
 from kvtrio.core import invariants
-from kvtrio.core.events import Submit
+from kvtrio.core.events import Conversation, Submit
 from kvtrio.core.machine import Core, CoreStatistics
 from kvtrio.core.types import RequestId
 from kvtrio.engine.executor import Executor, thread_safe_clock
@@ -18,6 +18,7 @@ from kvtrio.engine.handle import EngineStopped, Handle, Refused
 from kvtrio.engine.hub import Hub
 from kvtrio.engine.loop import run_steps
 from kvtrio.engine.records import CostRecord, Observer
+from kvtrio.engine.saved import Restoring, SavedPlace, erase_place, save, save_place
 from kvtrio.engine.tap import Tap
 
 
@@ -74,6 +75,24 @@ class Engine:
     async def unload_adapter(self, adapter_id: int) -> None:
         """Take it away. No request may use it, waiting ones included."""
         await self._executor.unload_adapter(adapter_id)
+
+    async def save_place(self, place: int, namespace: bytes = b"") -> SavedPlace:
+        """What a place holds of a namespace, as soon as nobody runs there. ``EngineStopped`` after
+        the end."""
+        return await save_place(self._hub, place, namespace)
+
+    def save(self, conversation: Conversation) -> SavedPlace:
+        """What memory has of a conversation, wherever it ran."""
+        return save(self._hub, conversation)
+
+    def restore(self, place: int | None, conversation: Conversation) -> Restoring:
+        """Begin to bring a session into memory, for ``place`` or for none; see ``Restoring``."""
+        return Restoring(place, self._hub.trail(conversation), self._hub)
+
+    async def erase_place(self, place: int, namespace: bytes = b"") -> int:
+        """Forget what a place holds of a namespace, as soon as nobody runs there, and its state
+        unless others share it. Returns how many tokens it held."""
+        return await erase_place(self._hub, place, namespace)
 
     @property
     def is_idle(self) -> bool:

@@ -71,12 +71,16 @@ class JsonObserver:
     num_requests: int = field(init=False, default=0)
     num_steps: int = field(init=False, default=0)
 
+    def wants_step(self, step: int, duration_s: float) -> bool:
+        """Whether a step that kept its limit has a line."""
+        is_slow, is_sample = duration_s >= self.sampling.slow_s, step % self.sampling.every == 0
+        return is_slow or is_sample or self.log.wants(Level.DEBUG)
+
     def step(self, record: StepRecord) -> None:
         self.num_steps += 1
         is_slow = record.duration_s >= self.sampling.slow_s
-        is_sample = record.step % self.sampling.every == 0
         is_breach = record.breach is not None
-        if is_slow or is_breach or is_sample or self.log.wants(Level.DEBUG):
+        if is_breach or self.wants_step(record.step, record.duration_s):
             numbers = attrs.asdict(record, recurse=False)
             self.log.emit(SchedStep(is_slow=is_slow, is_breach=is_breach, **numbers))
 

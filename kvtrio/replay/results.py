@@ -51,6 +51,8 @@ class Pacing(Enum):
     """At the recorded times, divided by the speed."""
     CLOSED = "closed"
     """When the session's answer before has ended and its user has thought."""
+    SERIAL = "serial"
+    """One after the other, in the recorded order."""
 
 
 class Outcome(Enum):
@@ -104,6 +106,7 @@ class Result(Struct, frozen=True, kw_only=True, tag_field="kind", tag="result", 
     """From sending; as ``total_s``."""
     total_s: float
     gap_p50_s: float | None = None
+    """Between two of its tokens; None with fewer than two."""
     gap_p99_s: float | None = None
     gap_max_s: float | None = None
     gaps_s: tuple[float, ...] = ()

@@ -36,11 +36,13 @@ from kvtrio.serve.guards import install_guards
 from kvtrio.serve.idle import IdleTime
 from kvtrio.serve.job import Job
 from kvtrio.serve.keeping import Asker
+from kvtrio.serve.named_sessions import begin_session, end_session
 from kvtrio.serve.native_answer import NativeDialect
 from kvtrio.serve.prepare import Preparer
 from kvtrio.serve.replies import install_error_handlers, json_reply, raw_json_reply
 from kvtrio.serve.schema import LoadAdapterBody, LoraList, UnloadAdapterBody, parse_whole
 from kvtrio.serve.services import Services
+from kvtrio.serve.session_note import SessionNote
 from kvtrio.serve.state_routes import StateApi
 from kvtrio.serve.text_answer import TextDialect
 from kvtrio.serve.texts import Texts
@@ -71,6 +73,7 @@ ROUTES = (
     Route("GET", ("/models/<path:name>", "/v1/models/<path:name>"), "model"),
     Route("GET", ("/props", "/v1/props"), "props"),
     Route("GET", ("/slots", "/v1/slots"), "slots"),
+    Route("POST", ("/slots/<slot>", "/v1/slots/<slot>"), "state.slot"),
     Route("GET", ("/lora-adapters", "/v1/lora-adapters"), "lora_adapters"),
     Route("POST", ("/lora-adapters", "/v1/lora-adapters"), "set_lora_adapters"),
     Route("POST", ("/v1/load_lora_adapter",), "load_lora_adapter"),
@@ -110,10 +113,12 @@ class Api:
         make_dialect: Callable[[Generation, Origin], Dialect],
     ) -> Response:
         settings = self.services.settings
-        job, lease = await self.arrivals.admitted(prepare)
+        job = await self.arrivals.job(prepare)
+        note = await begin_session(self.services.sessions, job)
+        job, lease = self.arrivals.admitted(job)
         cleanup(request).enter_context(self.state.warmer.idle.served())
         generation = Generation.start(
-            self.services.engine, job, settings.n_ctx, self._listener(lease)
+            self.services.engine, job, settings.n_ctx, self._listener(lease, note)
         )
         cleanup(request).callback(generation.close)
         dialect = make_dialect(generation, self._origin(job))
@@ -124,9 +129,11 @@ class Api:
         headers = {**sse.HEADERS, **_forecast(generation.predicted_s)}
         return Response(stream, 200, headers, content_type=sse.MIME_TYPE)
 
-    def _listener(self, lease: Lease) -> Listener:
+    def _listener(self, lease: Lease, note: SessionNote | None) -> Listener:
         async def on_end(choice: Choice) -> None:
+            choice.session = note
             await self.services.offload.run(self.epilogue.conclude, choice)
+            await end_session(self.services.sessions, choice)
 
         on_start = self.arrivals.on_start(lease)
         return Listener(on_start=on_start, on_end=on_end, on_leave=self.epilogue.leave)
@@ -240,7 +247,7 @@ def _api(services: Services) -> Api:
         preparer,
         Texts(model, settings, bounds),
         Epilogue(services.recall, model.tokenizer, services.emit),
-        StateApi(arrivals, preparer, warmer),
+        StateApi(arrivals, preparer, warmer, services.sessions),
     )
 
 

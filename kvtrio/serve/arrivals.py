@@ -28,11 +28,15 @@ class Arrivals:
     services: Services
     shown: PlaceSettings = field(factory=dict)
 
-    async def admitted(self, prepare: Callable[[bytes, Asker], Job]) -> tuple[Job, Lease]:
-        """The request as a job, with its adapters. Nothing may wait from here to the engine: what
-        is resolved is what is admitted."""
-        services, asker, raw = self.services, self.asker(), await whole_body()
-        job = await services.offload.run(prepare, raw, asker, num_bytes=len(raw))
+    async def job(self, prepare: Callable[[bytes, Asker], Job]) -> Job:
+        """The request as a job."""
+        asker, raw = self.asker(), await whole_body()
+        return await self.services.offload.run(prepare, raw, asker, num_bytes=len(raw))
+
+    def admitted(self, job: Job) -> tuple[Job, Lease]:
+        """With its adapters. Nothing may wait from here to the engine: what is resolved is what is
+        admitted."""
+        services = self.services
         selection = services.loader.adapters.select(job.lora, job.model_name)
         lease = services.loader.adapters.hold(selection)
         cleanup(request).callback(services.loader.release, lease)

@@ -17,8 +17,10 @@ def _extension(choice: Choice) -> dict[str, Any]:
     finished = choice.finished
     assert finished is not None
     report = finished.cache
+    session = {} if choice.session is None else {"session": choice.session.told()}
     return {
         **forecast(choice.predicted_s),
+        **session,
         "cache": {
             "tier": _tier(report),
             "path": report.path.value,

@@ -10,6 +10,7 @@ from kvtrio.model.matcher import TextMatcher
 from kvtrio.model.recall import Encoded
 from kvtrio.serve.job import Job
 from kvtrio.serve.outline import Place
+from kvtrio.serve.session_note import SessionNote
 
 
 @define(eq=False, kw_only=True)
@@ -37,12 +38,13 @@ class Choice:
     texts: list[str] = field(factory=list)
     """All text, for a plain answer or to be remembered."""
     token_ids: list[int] = field(factory=list)
-    """All ids, to be remembered."""
+    """All ids, to be remembered or saved."""
     encoded: Encoded | None = None
     """The prompt, if the answer is to be remembered."""
     finished: Finished | None = None
     predicted_s: float | None = None
     """From arrival to the job's first token, as expected then; None: nobody asked."""
+    session: SessionNote | None = None
     divergence: Place | None = None
     """Where in the conversation the reuse ended, once it is known."""
 
@@ -67,7 +69,7 @@ class Choice:
             self.explained += explained
         if not self.job.wants.stream or self.encoded is not None:
             self.texts.append(text)
-        if self.encoded is not None:
+        if self.encoded is not None or self.job.is_to_be_saved:
             self.token_ids += [each.token_id for each in sampled]
         return explained
 

@@ -106,6 +106,65 @@ NO_ADAPTER_DIR = ErrorSpec(
     UNSUPPORTED,
     "this server loads no adapters at run time; start it with --lora-dir to permit it",
 )
+NO_SESSION_DIR = ErrorSpec(
+    "no_session_dir",
+    501,
+    UNSUPPORTED,
+    "this server saves no sessions; start it with --slot-save-path to permit it",
+)
+BAD_SLOT = ErrorSpec("bad_slot", 400, INVALID, "Invalid slot ID: expected 0 to {high}")
+BAD_ACTION = ErrorSpec(
+    "bad_action", 400, INVALID, "Invalid action: expected save, restore or erase"
+)
+EMPTY_SLOT = ErrorSpec(
+    "empty_slot", 400, INVALID, "Unable to save slot: it holds nothing, or nothing of this key's"
+)
+SESSION_NAME = ErrorSpec(
+    "bad_session_name",
+    400,
+    INVALID,
+    "Field '{param}': Invalid filename: expected 1 to 255 bytes that name one file",
+)
+_RESTORE = "Unable to restore slot: "
+SESSION_NOT_FOUND = ErrorSpec(
+    "session_not_found", 404, "not_found_error", _RESTORE + "no such session"
+)
+SESSION_TAKEN = ErrorSpec(
+    "session_taken", 400, INVALID, "Unable to save slot: the name is another key's"
+)
+SESSION_LOCKED = ErrorSpec(
+    "session_locked", 503, UNAVAILABLE, "another process works on the saved sessions", 1
+)
+SESSION_NOT_REGULAR = ErrorSpec(
+    "session_not_regular", 400, INVALID, _RESTORE + "this is no regular file"
+)
+SESSION_TRUNCATED = ErrorSpec("session_truncated", 400, INVALID, _RESTORE + "a part is missing")
+SESSION_DAMAGED = ErrorSpec("session_damaged", 400, INVALID, _RESTORE + "its checksum is wrong")
+SESSION_FOREIGN = ErrorSpec(
+    "session_foreign", 400, INVALID, _RESTORE + "this is no session of kvtrio's"
+)
+SESSION_NEWER = ErrorSpec(
+    "session_newer", 400, INVALID, _RESTORE + "a newer version of kvtrio saved it"
+)
+SESSION_MODEL = ErrorSpec("session_model", 400, INVALID, _RESTORE + "it is of another model")
+SESSION_FORMAT = ErrorSpec(
+    "session_format",
+    400,
+    INVALID,
+    _RESTORE + "it was saved with another KV format, block size, backend or device",
+)
+SESSION_ADAPTERS = ErrorSpec(
+    "session_adapters", 400, INVALID, _RESTORE + "it has state of adapters that are not loaded"
+)
+SESSION_NO_ROOM = ErrorSpec(
+    "session_no_room", 400, INVALID, _RESTORE + "it does not fit into memory (--cache-ram)"
+)
+SESSION_DISK_FULL = ErrorSpec(
+    "session_disk_full", 500, "server_error", "Unable to save slot: the disk is full"
+)
+SESSION_DISK = ErrorSpec(
+    "session_disk", 500, "server_error", "the disk failed under --slot-save-path"
+)
 UNKNOWN_PURPOSE = ErrorSpec(
     "unknown_purpose", 400, INVALID, "Field '{param}': not one of this server's; /props lists them"
 )

@@ -27,16 +27,40 @@ class Wants:
     response_fields: tuple[str, ...] = ()
 
 
+@frozen
+class Owner:
+    """Whose state and whose saved sessions they are: an API key's with a salt, or everybody's."""
+
+    namespace: bytes = b""
+    """Of state; changes with each start of a server that keeps nothing on disk."""
+    tag: bytes = b""
+    """Of sessions; the same on every server."""
+
+
+@frozen
+class NamedSession:
+    """A session that a request goes on with."""
+
+    name: str
+    is_to_be_saved: bool
+
+
 @frozen(kw_only=True)
 class Keeping:
     """Whose state it is, what of it may be used, and what becomes of it."""
 
-    namespace: bytes = b""
+    owner: Owner = field(factory=Owner)
     reuse: bool = True
     retain: Retain = Retain.NORMAL
     retain_s: float = 0.0
     session: bytes | None = None
+    """The conversation's name as a digest."""
+    named: NamedSession | None = None
     purpose: int | None = None
+
+    @property
+    def namespace(self) -> bytes:
+        return self.owner.namespace
 
 
 @frozen(kw_only=True)
@@ -104,6 +128,12 @@ class Job:
         """The caller wants the prompt to be read and nothing written. The engine has to sample to
         be done with a prompt; that token is dropped."""
         return self.max_new_tokens == 0
+
+    @property
+    def is_to_be_saved(self) -> bool:
+        """As a session, with its answer."""
+        named = self.keeping.named
+        return named is not None and named.is_to_be_saved
 
     def admitted(self, selection: Selection) -> "Job":
         """The job under the adapters that are its from now on."""

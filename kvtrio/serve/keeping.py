@@ -2,9 +2,10 @@
 
 from attrs import frozen
 
+from kvtrio.core.session import owner_tag
 from kvtrio.core.types import Retain
 from kvtrio.serve.errors import NEEDS, UNKNOWN_PURPOSE, ApiError
-from kvtrio.serve.job import Keeping
+from kvtrio.serve.job import Keeping, NamedSession, Owner
 from kvtrio.serve.schema import Extension, GenerationBody
 from kvtrio.serve.services import ServeSettings
 
@@ -27,23 +28,32 @@ class Asker:
 def keeping(body: GenerationBody, asker: Asker, settings: ServeSettings) -> Keeping:
     """Raises ``ApiError``."""
     ours = body.kvtrio or Extension()
-    namespace = _namespace(asker.api_key, body.cache_salt, settings)
+    owner = owner_of(asker, body.cache_salt, settings)
     session = ours.session
     return Keeping(
-        namespace=namespace,
+        owner=owner,
         reuse=body.cache_prompt is not False,
         retain=_retain(ours),
         retain_s=ours.retain_s or 0.0,
-        session=None if session is None else settings.sealer.session(namespace, session),
+        session=None if session is None else settings.sealer.session(owner.namespace, session),
+        named=_named(ours),
         purpose=_purpose(ours, settings.purposes),
     )
 
 
-def _namespace(api_key: bytes | None, salt: str | None, settings: ServeSettings) -> bytes:
+def owner_of(asker: Asker, salt: str | None, settings: ServeSettings) -> Owner:
     """One for all where there are no keys and no salt."""
-    if api_key is None and not salt:
-        return b""
-    return settings.sealer.namespace(api_key or b"", salt or "")
+    if asker.api_key is None and not salt:
+        return Owner()
+    key, salt = asker.api_key or b"", salt or ""
+    return Owner(settings.sealer.namespace(key, salt), owner_tag(key, salt))
+
+
+def _named(ours: Extension) -> NamedSession | None:
+    is_to_be_saved = bool(ours.save_session)
+    if ours.session is None and is_to_be_saved:
+        raise ApiError(NEEDS, "kvtrio.save_session", other="kvtrio.session")
+    return None if ours.session is None else NamedSession(ours.session, is_to_be_saved)
 
 
 def _purpose(ours: Extension, purposes: tuple[str, ...]) -> int | None:

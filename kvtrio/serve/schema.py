@@ -79,6 +79,9 @@ class Extension(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """``kvtrio``: what no other server has. An unknown member is an error: it would be ours."""
 
     session: Annotated[str, Meta(max_length=MAX_SESSION_CHARS)] | None = None
+    """The conversation's name. With ``--slot-save-path``, one saved under it is gone on with."""
+    save_session: bool | None = None
+    """Save it under its name when the answer is done."""
     purpose: Annotated[str, Meta(max_length=MAX_NAME_CHARS)] | None = None
     retain: Literal["auxiliary", "normal", "pin"] | None = None
     retain_s: Annotated[float, Meta(gt=0, le=MAX_RETAIN_S)] | None = None
@@ -178,6 +181,14 @@ class DetokenizeBody(msgspec.Struct, kw_only=True):
     """POST /detokenize."""
 
     tokens: list[int] | None = None
+
+
+class SlotBody(msgspec.Struct, kw_only=True):
+    """POST /slots/ID?action=save, restore or erase."""
+
+    filename: str | None = None
+    cache_salt: Annotated[str, Meta(max_length=MAX_SALT_CHARS)] | None = None
+    """Of the requests whose state it is; see ``GenerationBody``."""
 
 
 class LoadAdapterBody(msgspec.Struct, kw_only=True):

@@ -12,6 +12,7 @@ from kvtrio.obs.identity import Sealer
 from kvtrio.obs.tally import Tally
 from kvtrio.serve.adapter_loading import AdapterLoader
 from kvtrio.serve.served import ServedModel
+from kvtrio.serve.sessions import Sessions
 
 PURPOSES = ("chat", "title", "recap", "probe", "tool")
 """What a request may say it is for, unless the operator declares others."""
@@ -65,6 +66,8 @@ class Services:
     offload: Offload
     settings: ServeSettings
     loader: AdapterLoader
+    sessions: Sessions | None = None
+    """None: conversations are not saved."""
     recall: Recall | None
     """None: generated ids are not kept."""
     tally: Tally

@@ -153,9 +153,10 @@ class DiskStore:
 
     def close(self) -> None:
         """Idempotent."""
-        if self._lock_fd >= 0:
-            self._files.close(self._lock_fd)
-            self._lock_fd = -1
+        fd, self._lock_fd = self._lock_fd, -1
+        if fd >= 0:
+            with suppress(OSError):
+                self._files.close(fd)
             self._files.leave()
 
     def _book(self, name: str, size: int) -> StoredHead | None:

@@ -11,15 +11,14 @@ and the entry's fields in ``__metadata__``.
 4. Nothing is allocated for a size that the file does not have.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
+import msgspec
 from attrs import evolve, frozen
 from blake3 import blake3
 
 from kvtrio.core.stored import RunOfContext, StoredHead, StoreError, StoreFault
-from kvtrio.model.safetensors_file import parse_json
 from kvtrio.store.files import Files, opened
 
 VERSION = 1
@@ -56,7 +55,7 @@ class Header:
         for i, size in enumerate(self.sizes):
             offsets = [end, end := end + size]
             tree[f"part{i}"] = {"dtype": "U8", "shape": [size], "data_offsets": offsets}
-        text = json.dumps(tree, separators=(",", ":")).encode()
+        text = msgspec.json.encode(tree)
         text += b" " * (-(_LENGTH_BYTES + len(text) + end) % _GRAIN)
         return len(text).to_bytes(_LENGTH_BYTES, "little") + text
 
@@ -112,8 +111,8 @@ def read_entry(files: Files, name: str) -> tuple[Header, tuple[bytes, ...]]:
 def _parse(raw: bytes) -> Header:
     """Whatever is wrong beyond what is looked at here shows when the header is encoded again."""
     try:
-        tree = parse_json(raw)
-    except ValueError:
+        tree = msgspec.json.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise StoreError(StoreFault.DAMAGED) from None
     metadata = tree.pop("__metadata__", None) if isinstance(tree, dict) else None
     if not isinstance(tree, dict) or not isinstance(metadata, dict) or len(tree) > _MAX_PARTS:

@@ -55,7 +55,7 @@ class FileStatus:
 
 
 class Files(Protocol):
-    """One folder. Every method may raise OSError; ``open`` also StoreError."""
+    """One folder. Every method but ``leave`` may raise OSError; ``open`` also StoreError."""
 
     def names(self) -> list[str]: ...
     def open(self, name: str) -> int:
@@ -97,7 +97,9 @@ class Files(Protocol):
         """It is made if it is not there. ``leave`` it."""
         ...
 
-    def leave(self) -> None: ...
+    def leave(self) -> None:
+        """Idempotent."""
+        ...
 
 
 @define(eq=False)
@@ -184,10 +186,10 @@ class Folder:
         return Folder(os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=self._fd))
 
     def leave(self) -> None:
-        """Idempotent."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            with suppress(OSError):
+                os.close(fd)
 
 
 def open_folder(path: Path) -> Folder:

@@ -81,12 +81,12 @@ def read_manifest(read: Read) -> Manifest:
     line = read(_LINE)
     if not (line[: len(_MAGIC)] == _MAGIC or _MAGIC.startswith(line)):
         raise StoreError(StoreFault.FOREIGN)
+    version = line[len(_MAGIC) : len(_MAGIC) + len(_VERSION)]
+    if version.isdigit() and version > _VERSION:
+        raise StoreError(StoreFault.NEWER)
     if len(line) < _LINE:
         raise StoreError(StoreFault.TRUNCATED)
-    version, checksum, length = _fields(line)
-    if version != _VERSION:
-        is_newer = version.isdigit() and version > _VERSION
-        raise StoreError(StoreFault.NEWER if is_newer else StoreFault.DAMAGED)
+    checksum, length = _fields(line)
     if not length.isdigit() or int(length) > MAX_MANIFEST_BYTES:
         raise StoreError(StoreFault.DAMAGED)
     body = read(int(length))
@@ -97,11 +97,11 @@ def read_manifest(read: Read) -> Manifest:
     return _decoded(body)
 
 
-def _fields(line: bytes) -> tuple[bytes, bytes, bytes]:
+def _fields(line: bytes) -> tuple[bytes, bytes]:
     parts = line[len(_MAGIC) : -1].split(b" ")
-    if len(parts) != 3 or line[-1:] != b"\n" or len(parts[0]) != len(_VERSION):
+    if len(parts) != 3 or parts[0] != _VERSION or line[-1:] != b"\n":
         raise StoreError(StoreFault.DAMAGED)
-    return parts[0], parts[1], parts[2]
+    return parts[1], parts[2]
 
 
 def _decoded(body: bytes) -> Manifest:

@@ -190,8 +190,9 @@ class SessionStore:
         with self._locked(is_shared=False):
             with typed_faults():
                 change = Change(self._root, self._pieces, self._may_replace(name, owner))
-                change.begin()
             try:
+                with typed_faults():
+                    change.begin()
                 yield change
             finally:
                 change.end()
@@ -244,7 +245,8 @@ class SessionStore:
         try:
             yield
         finally:
-            self._root.close(fd)
+            with typed_faults():
+                self._root.close(fd)
 
     def _is_session(self, name: str) -> bool:
         try:

@@ -1,6 +1,7 @@
 """Flags that decide what is kept: adapters, RAM, purposes; and what state is known by."""
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,9 @@ from kvtrio.cli import exits, main
 from kvtrio.cli.adapters import parse_adapter, read_adapters, wanted_adapters
 from kvtrio.cli.announce import state_notes
 from kvtrio.cli.backend import backend_settings, default_cache_ram
-from kvtrio.cli.identity import key_maker
+from kvtrio.cli.identity import key_maker, server_identity
 from kvtrio.cli.prepare import core_config, split_purposes
+from kvtrio.cli.saved_sessions import open_sessions
 from kvtrio.config import (
     AdapterSettings,
     ConfigError,
@@ -61,7 +63,7 @@ def info(settings: BackendSettings, num_host_blocks: int = 0) -> BackendInfo:
 
 @pytest.mark.parametrize(
     "flag",
-    ["--cache-ram", "--no-recall", "--purposes", "--lora", "--lora-dir"],
+    ["--cache-ram", "--no-recall", "--purposes", "--slot-save-path", "--lora", "--lora-dir"],
 )
 def test_serve_help_explains_the_flags(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Each is in the help."""
@@ -234,23 +236,40 @@ def test_mistakes_are_one_clear_line(
 
 
 def test_state_is_known_by_all_that_it_depends_on() -> None:
-    """Weights, architecture, type, device, block size, backend: any of them makes another root."""
+    """Weights, architecture, type, device, block size, backend: any of them makes another root, and
+    the first two another model."""
     spec = served_model().spec
     settings = BackendSettings(num_blocks=4, max_context=32)
     facts = info(settings)
-    others = [
-        key_maker(bytes(32), b"other weights", spec, facts, settings),
-        key_maker(bytes(32), b"weights", evolve(spec, norm_eps=1e-6), facts, settings),
-        key_maker(bytes(32), b"weights", spec, evolve(facts, name="torch"), settings),
-        key_maker(bytes(32), b"weights", spec, facts, evolve(settings, dtype="f32")),
-        key_maker(bytes(32), b"weights", spec, facts, evolve(settings, device="cuda")),
-        key_maker(bytes(32), b"weights", spec, facts, evolve(settings, block_size=32)),
-        key_maker(bytes(32), b"weights", spec, facts, evolve(settings, key_type="q8_0")),
-        key_maker(bytes(32), b"weights", spec, facts, evolve(settings, value_type="q8_0")),
-        key_maker(bytes(32), b"weights", spec, evolve(facts, numerics="avx2"), settings),
+    one = server_identity(b"weights", spec, facts, settings)
+    models = [
+        server_identity(b"other weights", spec, facts, settings),
+        server_identity(b"weights", evolve(spec, norm_eps=1e-6), facts, settings),
     ]
-    one = key_maker(bytes(32), b"weights", spec, facts, settings)
-    assert one == key_maker(bytes(32), b"weights", spec, facts, settings)
-    assert len({each.root for each in (one, *others)}) == 10
-    secret = key_maker(bytes(31) + b"\1", b"weights", spec, facts, settings)
-    assert secret.root_key() != one.root_key()
+    formats = [
+        server_identity(b"weights", spec, evolve(facts, name="torch"), settings),
+        server_identity(b"weights", spec, facts, evolve(settings, dtype="f32")),
+        server_identity(b"weights", spec, facts, evolve(settings, device="cuda")),
+        server_identity(b"weights", spec, facts, evolve(settings, block_size=32)),
+        server_identity(b"weights", spec, facts, evolve(settings, key_type="q8_0")),
+        server_identity(b"weights", spec, facts, evolve(settings, value_type="q8_0")),
+        server_identity(b"weights", spec, evolve(facts, numerics="avx2"), settings),
+    ]
+    assert one == server_identity(b"weights", spec, facts, settings)
+    assert one.model not in {each.model for each in models}
+    assert {each.model for each in formats} == {one.model}
+    every = (one, *models, *formats)
+    assert len({key_maker(bytes(32), each).root for each in every}) == 10
+    secret = key_maker(bytes(31) + b"\1", one)
+    assert secret.root_key() != key_maker(bytes(32), one).root_key()
+
+
+def test_a_folder_for_sessions_that_cannot_be_used_is_a_config_error(tmp_path: Path) -> None:
+    """One line that names the flag; a folder that is there is opened."""
+    with ExitStack() as stack:
+        assert open_sessions(None, stack) is None
+        assert open_sessions(tmp_path, stack) is not None
+        (tmp_path / "file").write_bytes(b"x")
+        for path in (tmp_path / "none", tmp_path / "file"):
+            with pytest.raises(ConfigError, match=r"--slot-save-path .*no such folder"):
+                open_sessions(path, stack)

@@ -58,13 +58,11 @@ RULES = {
     ),
     "kvtrio.replay": Rule(
         ("kvtrio.core", "kvtrio.engine", "kvtrio.model", "kvtrio.obs", "kvtrio.__version__"),
-        ("attrs", "msgspec", "numpy", "tqdm", "trio"),
+        ("attrs", "duckdb", "msgspec", "numpy", "tqdm", "trio"),
         frozenset({"asyncio"}),
     ),
     "kvtrio.store": Rule(
-        ("kvtrio.core", "kvtrio.model.safetensors_file"),
-        ("attrs", "blake3", "msgspec"),
-        CLOCKS_AND_IO - {"os", "threading"},
+        ("kvtrio.core",), ("attrs", "blake3", "msgspec"), CLOCKS_AND_IO - {"os", "threading"}
     ),
     "kvtrio.bench": Rule((), ("attrs", "trio"), frozenset({"asyncio"})),
     "kvtrio.plugins": Rule(),

@@ -1,0 +1,210 @@
+"""What ``kvtrio replay`` does with its flags: read, look, play, tell; and keep what there is."""
+
+import hashlib
+import json
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import trio
+from attrs import define, field, frozen
+from tqdm import tqdm
+
+from kvtrio.cli import exits
+from kvtrio.cli.replay_http import client_for
+from kvtrio.replay.actions import Operator
+from kvtrio.replay.pacing import PlaySettings, Schedule, schedule
+from kvtrio.replay.played import Played
+from kvtrio.replay.player import Player
+from kvtrio.replay.results import Api, End, Line, Result, Run, Verdict, encode_line
+from kvtrio.replay.scenario import Adapter
+from kvtrio.replay.scenario_file import Scenario, ScenarioError, read_scenario
+from kvtrio.replay.target import Http, ReplayError, Target, Wishes, look
+from kvtrio.replay.verdicts import Judge
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+NOT_AS_EXPECTED = 3
+"""Exit code."""
+
+
+@frozen(kw_only=True)
+class Replaying:
+    """What the command line said."""
+
+    scenario: Path
+    url: str
+    out: Path | None
+    settings: PlaySettings
+    api: Api | None
+    model: str | None
+    adapters: tuple[str, ...]
+    without_adapters: bool
+    body: str
+    restart: str | None
+    api_key: str | None = field(repr=False)
+
+    def wishes(self) -> Wishes:
+        """Raises ``ReplayError``."""
+        pairs = [each.partition("=") for each in self.adapters]
+        if not all(alias and name for alias, _, name in pairs):
+            raise ReplayError("--adapter: not like a0=NAME")
+        try:
+            more = json.loads(self.body)
+        except ValueError:
+            more = None
+        if not isinstance(more, dict):
+            raise ReplayError("--body: not a JSON object")
+        return Wishes(
+            api=self.api,
+            model=self.model,
+            adapters={alias: name for alias, _, name in pairs},
+            without_adapters=self.without_adapters,
+            more=more,
+        )
+
+
+def run_replay(given: Replaying) -> int:
+    """Return the exit code."""
+    problem: BaseException | None = None
+    code = exits.INTERRUPTED
+    try:
+        scenario = read_scenario(given.scenario)
+        digest = hashlib.sha256(given.scenario.read_bytes()).hexdigest()
+        with _opened(given.out) as file:
+            code = trio.run(_replay, given, scenario, digest, file)
+    except* (ReplayError, ScenarioError, OSError) as group:
+        problem = exits.first_leaf(group)
+    if problem is not None:
+        exits.complain(problem)
+        return exits.USAGE
+    return code
+
+
+@contextmanager
+def _opened(path: Path | None) -> Iterator[BinaryIO | None]:
+    if path is None:
+        yield None
+    else:
+        with path.open("wb", buffering=0) as file:
+            yield file
+
+
+async def _replay(given: Replaying, scenario: Scenario, digest: str, file: BinaryIO | None) -> int:
+    http = client_for(given.url, given.api_key)
+    target = await look(http, given.wishes(), _used_adapters(scenario))
+    plan = schedule(scenario, given.settings)
+    _warn(scenario, target)
+    report = _Report(
+        file=file,
+        summary=Played(len(plan.numbers)),
+        judge=Judge(scenario.expects, target.api is Api.TOKENS),
+    )
+    report.write(_run_line(given, plan, target, digest))
+    began_s, is_complete = trio.current_time(), False
+    with tqdm(total=len(plan.numbers), unit=" requests", disable=None) as bar:
+        report.bar = bar
+        is_complete = await _until_signal(given, scenario, plan, (http, target, report))
+    wall_s = trio.current_time() - began_s
+    return _tell(report, is_complete, wall_s)
+
+
+async def _until_signal(
+    given: Replaying, scenario: Scenario, plan: Schedule, ends: "tuple[Http, Target, _Report]"
+) -> bool:
+    """Whether all was played; else a signal came first."""
+    (http, target, report), is_complete = ends, False
+    operator = Operator(http, target, _restarter(given.restart))
+    player = Player(scenario, plan, given.settings, target, http, operator, report.take)
+    with trio.open_signal_receiver(*SIGNALS) as signals:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_cancel_at_signal, signals, nursery.cancel_scope)
+            await player.play()
+            is_complete = True
+            nursery.cancel_scope.cancel()
+    if operator.num_left_out:
+        exits.complain(f"{operator.num_left_out} actions were left out: no means to do them")
+    return is_complete
+
+
+async def _cancel_at_signal(signals: AsyncIterator[int], scope: trio.CancelScope) -> None:
+    async for _ in signals:
+        scope.cancel()
+
+
+@define(eq=False)
+class _Report:
+    """Where results go."""
+
+    file: BinaryIO | None
+    summary: Played
+    judge: Judge
+    bar: Any = None
+
+    def take(self, result: Result, answer: list[int]) -> None:
+        self.write(result)
+        self.summary.take(result)
+        self.judge.take(result, answer)
+        self.bar.update()
+
+    def write(self, line: Line) -> None:
+        if self.file is not None:
+            self.file.write(encode_line(line))
+
+
+def _tell(report: _Report, is_complete: bool, wall_s: float) -> int:
+    verdicts: list[Verdict] = list(report.judge.verdicts())
+    for verdict in verdicts:
+        report.write(verdict)
+    num_results = report.summary.num_results
+    report.write(End(is_complete=is_complete, num_results=num_results, wall_s=round(wall_s, 3)))
+    for line in report.summary.lines(wall_s, verdicts):
+        print(line)
+    if not is_complete:
+        return exits.INTERRUPTED
+    return NOT_AS_EXPECTED if any(each.is_met is False for each in verdicts) else exits.OK
+
+
+def _run_line(given: Replaying, plan: Schedule, target: Target, digest: str) -> Run:
+    settings = given.settings
+    return Run(
+        scenario=digest,
+        num_requests=len(plan.numbers),
+        pacing=settings.pacing,
+        speed=settings.speed,
+        sample=settings.sample,
+        seed=settings.seed,
+        server=target.kind,
+        api=target.api,
+        started_s=round(time.time(), 3),
+    )
+
+
+def _used_adapters(scenario: Scenario) -> tuple[Adapter, ...]:
+    used = {use.alias for request in scenario.requests for use in request.adapters}
+    used |= {use.alias for _, action in scenario.actions for use in action.scales}
+    return tuple(each for each in scenario.adapters if each.alias in used)
+
+
+def _warn(scenario: Scenario, target: Target) -> None:
+    longest = max(
+        (each.prompt_tokens + each.output_tokens for each in scenario.requests), default=0
+    )
+    room = target.max_context
+    if room is not None and longest > room:
+        exits.complain(f"the longest request has {longest} tokens and the server room for {room}")
+
+
+def _restarter(command: str | None) -> Any:
+    if command is None:
+        return None
+
+    async def restart() -> None:
+        done = await trio.run_process(command, shell=True, check=False, stdout=sys.stderr)
+        if done.returncode:
+            raise ReplayError(f"--restart: the command ended with {done.returncode}")
+
+    return restart

@@ -1,0 +1,223 @@
+"""What ``kvtrio simulate`` and ``kvtrio calibrate`` do with their flags."""
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+from attrs import define, field, frozen
+
+from kvtrio.cli import exits
+from kvtrio.cli.simulate import SimulateOptions
+from kvtrio.core.config import CoreConfig, Group
+from kvtrio.core.types import StateClass
+from kvtrio.engine.records import Observer
+from kvtrio.obs.logging import Clock, Log, open_log_file
+from kvtrio.obs.observer import FanOut, JsonObserver
+from kvtrio.obs.schema import Level
+from kvtrio.plugins import SCHEDULERS, PluginError, load
+from kvtrio.replay.machines import MachineError, StepSeconds, calibrate, describe, named
+from kvtrio.replay.outcome import Numbers, Outcome, side_by_side
+from kvtrio.replay.scenario_file import Scenario, ScenarioError, read_scenario
+from kvtrio.replay.simulation import SimulatedServer, Simulation
+
+MAX_BATCH_TOKENS = 4096
+LOG_KEY = bytes(32)
+"""Known to everybody: equal runs write equal logs, and there is no user to hide."""
+BUFFER_BYTES = 1 << 20
+SHOW_EVERY = 256
+USER_ERRORS = (MachineError, PluginError, ScenarioError, OSError)
+
+
+class _Sizes(msgspec.Struct):
+    """Of a server's first line, what a simulation takes over."""
+
+    event: str
+    num_places: int = 4
+    max_context: int = 8192
+    max_waiting: int = 64
+    max_batch_tokens: int = MAX_BATCH_TOKENS
+    max_gap_s: float = 0.1
+    block_size: int = 16
+    num_host_blocks: int = 4096
+    num_state_slots: int = 0
+    num_host_state_slots: int = 0
+    bytes_per_state: int = 0
+
+
+def run_simulate(path: Path, options: SimulateOptions) -> int:
+    """Return the exit code."""
+    try:
+        scenario = read_scenario(path)
+        config = _config(scenario, options)
+        machine = named(options.machine)
+        columns = {
+            name: _simulated(scenario, _Run(name, config, machine, options))
+            for name in options.scheduler
+        }
+    except USER_ERRORS as error:
+        exits.complain(_line(error))
+        return exits.USAGE
+    print(json.dumps(columns, indent=1) if options.json else side_by_side(columns))
+    return exits.OK
+
+
+def _line(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}"
+    return str(error)
+
+
+@frozen
+class _Run:
+    """One column of the table."""
+
+    scheduler: str
+    config: CoreConfig
+    machine: StepSeconds
+    options: SimulateOptions
+
+
+@define(eq=False)
+class _VirtualClock:
+    """Of a simulation's log."""
+
+    start_s: float
+    simulation: Simulation | None = field(default=None)
+
+    def wall_s(self) -> float:
+        return self.start_s + (self.simulation.now if self.simulation else 0.0)
+
+    def monotonic_ns(self) -> int:
+        return round(1e9 * (self.simulation.now if self.simulation else 0.0))
+
+
+def _simulated(scenario: Scenario, run: _Run) -> Numbers:
+    options, outcome = run.options, Outcome()
+    server = SimulatedServer(
+        config=run.config,
+        policy=load(SCHEDULERS, run.scheduler)(),
+        machine=run.machine,
+        is_closed=options.closed,
+        is_merged=not options.one_by_one,
+    )
+    clock = _VirtualClock(scenario.header.started_s or 0.0)
+    with ExitStack() as stack:
+        observers: list[Observer] = [outcome]
+        wants_step = _never
+        if options.log is not None:
+            file = stack.enter_context(_buffered(_log_path(run)))
+            plain = Clock(monotonic_ns=clock.monotonic_ns, wall_s=clock.wall_s)
+            writer = JsonObserver(Log(file, plain, Level(options.log_level)), key=LOG_KEY)
+            observers.append(writer)
+            wants_step = writer.wants_step
+        simulation = Simulation(server, scenario, FanOut(tuple(observers)), wants_step)
+        clock.simulation = simulation
+        _show(simulation, run.scheduler, scenario)
+    return outcome.rows(simulation.now, simulation.num_steps)
+
+
+def _never(step: int, duration_s: float) -> bool:
+    return False
+
+
+def _log_path(run: _Run) -> Path:
+    path = run.options.log
+    assert path is not None
+    several = len(run.options.scheduler) > 1
+    return path.with_stem(f"{path.stem}-{run.scheduler}") if several else path
+
+
+def _buffered(path: Path) -> BinaryIO:
+    """A new file, for its owner's eyes."""
+    path.unlink(missing_ok=True)
+    raw = open_log_file(path)
+    raw.close()
+    return path.open("ab", buffering=BUFFER_BYTES)
+
+
+def _show(simulation: Simulation, name: str, scenario: Scenario) -> None:
+    """Run it, with progress at a terminal."""
+    end_s = scenario.requests[-1].at_s if scenario.requests else 0.0
+    is_shown = sys.stderr.isatty()
+    for number, now in enumerate(simulation.run()):
+        if is_shown and number % SHOW_EVERY == 0:
+            done = f"{min(now / end_s, 1.0):.0%}" if end_s else ""
+            print(f"\r\x1b[K{name} {done}", end="", file=sys.stderr, flush=True)
+    if is_shown:
+        print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+    if simulation.num_left_out:
+        print(
+            f"{simulation.num_left_out} actions left out: saving, restoring and erasing places is "
+            "not simulated",
+            file=sys.stderr,
+        )
+
+
+def _config(scenario: Scenario, options: SimulateOptions) -> CoreConfig:
+    sizes = _sizes_like(options.like) if options.like else _Sizes(event="")
+    if not options.like:
+        sizes.num_places = scenario.header.num_places or sizes.num_places
+        sizes.max_context = scenario.header.max_context
+    block_size = options.block_size or sizes.block_size
+    num_host_blocks = sizes.num_host_blocks * sizes.block_size // block_size
+    if options.ram_tokens is not None:
+        num_host_blocks = options.ram_tokens // block_size
+    groups = [Group(StateClass.TOKEN, None, 1)]
+    if sizes.bytes_per_state:
+        groups.append(Group(StateClass.POINT, None, 0, sizes.bytes_per_state))
+    num_places = options.parallel or sizes.num_places
+    gap_s = options.max_gap_ms / 1e3 if options.max_gap_ms else sizes.max_gap_s
+    return CoreConfig(
+        groups=tuple(groups),
+        block_size=block_size,
+        num_places=num_places,
+        max_context=options.ctx_size or sizes.max_context,
+        max_waiting=sizes.max_waiting if options.max_waiting is None else options.max_waiting,
+        max_batch_tokens=max(sizes.max_batch_tokens, num_places),
+        max_gap_s=gap_s,
+        num_host_blocks=num_host_blocks,
+        num_state_slots=max(sizes.num_state_slots, 2 * num_places) if sizes.bytes_per_state else 0,
+        num_host_state_slots=sizes.num_host_state_slots,
+    )
+
+
+def _sizes_like(path: Path) -> _Sizes:
+    decode = msgspec.json.Decoder(_Sizes).decode
+    with path.open("rb") as file:
+        for raw in file:
+            if b'"server.start"' in raw:
+                try:
+                    return decode(raw)
+                except (msgspec.DecodeError, UnicodeDecodeError):
+                    break
+    raise MachineError(f"{path}: no server.start line of a kvtrio log")
+
+
+def run_calibrate(paths: list[Path], output: Path | None) -> int:
+    """Return the exit code."""
+    try:
+        found = calibrate(_lines(paths))
+        data = describe(found.machine, found.num_observed)
+        if output is None:
+            print(data.decode(), end="")
+        else:
+            output.write_bytes(data)
+    except USER_ERRORS as error:
+        exits.complain(_line(error))
+        return exits.USAGE
+    print(
+        f"fitted to {found.num_observed:,} steps; half of the {found.num_compared:,} steps in the "
+        f"log took within {found.error:.0%} of it",
+        file=sys.stderr,
+    )
+    return exits.OK
+
+
+def _lines(paths: list[Path]) -> Iterator[bytes]:
+    for path in paths:
+        with path.open("rb") as file:
+            yield from file

@@ -1,0 +1,178 @@
+"""Conversations to files and back, while others are served.
+
+1. Files are touched beside the event loop, and by one task at a time.
+2. State is read and written in front of steps, a few megabytes at a time: nobody's answer pauses
+   for longer than that takes.
+3. A session is read after it was verified whole. Where anything fails, the place is as before.
+"""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractContextManager, asynccontextmanager
+from typing import TypeVar
+
+import trio
+from attrs import field, frozen
+
+from kvtrio.core.events import Conversation
+from kvtrio.core.identity import AdapterUse, Segment
+from kvtrio.core.session import Parts, ServerIdentity, SessionHead, SessionInfo
+from kvtrio.engine import Engine
+from kvtrio.engine.offload import Offload
+from kvtrio.engine.saved import Restoring, SavedPlace, StateGone
+from kvtrio.serve.adapters import Adapters
+from kvtrio.serve.job import Owner
+from kvtrio.serve.session_files import SessionFiles, SessionReader, SessionWriter
+
+AT_ONCE_BYTES = 16 << 20
+"""Of state, between memory and files."""
+AT_ONCE = 1024
+"""Blocks; those of a model without attention have no bytes."""
+
+T = TypeVar("T")
+
+
+class NothingThere(Exception):
+    """There is no state to save."""
+
+
+@frozen(eq=False)
+class Sessions:
+    """``adapters``: those that are loaded. ``beside``: one thread. All methods raise
+    ``StoreError``, and ``EngineStopped`` after the engine's end."""
+
+    engine: Engine
+    files: SessionFiles
+    identity: ServerIdentity
+    adapters: Adapters
+    beside: Offload
+    _turn: trio.Lock = field(factory=trio.Lock)
+
+    async def save_place(self, name: str, place: int, owner: Owner) -> SessionInfo:
+        """What the place holds, as soon as nobody runs there. Raises ``NothingThere``."""
+        while True:
+            saved = await self.engine.save_place(place, owner.namespace)
+            try:
+                return await self._save(name, saved, owner)
+            except StateGone:
+                continue  # what is left is a beginning of it: save that
+
+    async def save(self, name: str, conversation: Conversation, owner: Owner) -> SessionInfo:
+        """What memory has of a conversation. Raises ``NothingThere``."""
+        while True:
+            saved = self.engine.save(conversation)
+            try:
+                return await self._save(name, saved, owner)
+            except StateGone:
+                continue
+
+    async def restore_place(self, name: str, place: int, owner: Owner) -> tuple[int, SessionInfo]:
+        """Into memory, for a place as soon as nobody runs there. Returns how many tokens can be
+        found there now."""
+        restoring, info = await self._restore(name, place, owner)
+        return await restoring.commit(), info
+
+    async def recall(self, name: str, prompt: tuple[int, ...], owner: Owner, few: int) -> int:
+        """Bring a session into memory, if there is one and memory has ``few`` tokens less of it
+        than the prompt could use. Returns how many of its tokens can be found then; 0: it was not
+        read."""
+        async with self._turn:
+            if not await self.beside.run(self.files.exists, name, owner.tag):
+                return 0
+            async with self._open(self.files.reading(name, owner.tag)) as reader:
+                head = reader.head
+        num_known = self.engine.restore(None, _conversation(head, owner)).num_known
+        if num_known + few >= num_shared(head.token_ids, prompt):
+            return 0
+        restoring, _ = await self._restore(name, None, owner)
+        return await restoring.commit()
+
+    # --- one at a time ---
+
+    async def _save(self, name: str, saved: SavedPlace, owner: Owner) -> SessionInfo:
+        head = saved.head
+        if not head.token_ids:
+            raise NothingThere
+        opened = self.files.saving(name, head, self.identity, owner.tag)
+        async with self._turn, self._open(opened) as writer:
+            await self._write(saved, writer)
+            return await self.beside.run(writer.commit)
+
+    async def _write(self, saved: SavedPlace, writer: SessionWriter) -> None:
+        head = saved.head
+        num_blocks = head.num_blocks(self.identity.block_size)
+        start, number = 0, 1
+        while start < num_blocks:
+            end = min(start + number, num_blocks)
+            blocks = await saved.read_blocks(start, end)
+            await self.beside.run(_add, writer.add_block, blocks)
+            start, number = end, _at_once(blocks)
+        for at in range(len(head.state_positions)):
+            await self.beside.run(_add, writer.add_state, await saved.read_states(at, at + 1))
+
+    async def _restore(
+        self, name: str, place: int | None, owner: Owner
+    ) -> tuple[Restoring, SessionInfo]:
+        loaded = {each.info.digest for each in self.adapters.all}
+        opened = self.files.restoring(name, self.identity, loaded.__contains__, owner.tag)
+        async with self._turn, self._open(opened) as reader:
+            restoring = self.engine.restore(place, _conversation(reader.head, owner))
+            await self._bring(reader, restoring)
+            return restoring, reader.info
+
+    async def _bring(self, reader: SessionReader, restoring: Restoring) -> None:
+        head, size = reader.head, self.identity.block_size
+        num_blocks, positions = head.num_blocks(size), head.state_positions
+        start, number, at = 0, 1, 0
+        while start < num_blocks:
+            end = min(start + number, num_blocks)
+            blocks = await self.beside.run(_read, reader.block, range(start, end))
+            await restoring.put(blocks)
+            while at < len(positions) and positions[at] <= end * size:
+                state = await self.beside.run(reader.state, at)
+                await restoring.put((), [(positions[at], state)])
+                at += 1
+            start, number = end, _at_once(blocks)
+
+    @asynccontextmanager
+    async def _open(self, context: AbstractContextManager[T]) -> AsyncIterator[T]:
+        """Enter and leave beside the event loop; what was entered is left, come what may."""
+        with trio.CancelScope(shield=True):
+            value = await self.beside.run(context.__enter__)
+        try:
+            yield value
+        finally:
+            with trio.CancelScope(shield=True):
+                await self.beside.run(context.__exit__, None, None, None)
+
+
+def num_shared(one: tuple[int, ...], other: tuple[int, ...]) -> int:
+    """Length of the common beginning."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))
+
+
+def _conversation(head: SessionHead, owner: Owner) -> Conversation:
+    """As its owner's own. Adapters are known by content: no handle is needed to find state."""
+    segments = tuple(
+        Segment(
+            context.start,
+            tuple(AdapterUse(0, each.digest, each.scale) for each in context.adapters),
+        )
+        for context in head.contexts
+    )
+    return Conversation(token_ids=head.token_ids, namespace=owner.namespace, segments=segments)
+
+
+def _at_once(parts: tuple[Parts, ...]) -> int:
+    """How many more of the kind to handle at a time."""
+    num_bytes = sum(map(len, parts[0]))
+    return max(1, min(AT_ONCE, AT_ONCE_BYTES // max(num_bytes, 1)))
+
+
+def _add(add: Callable[[Parts], None], parts: tuple[Parts, ...]) -> None:
+    for each in parts:
+        add(each)
+
+
+def _read(read: Callable[[int], Parts], indexes: range) -> tuple[Parts, ...]:
+    return tuple(map(read, indexes))

@@ -1,0 +1,75 @@
+"""``kvtrio simulate`` and ``kvtrio calibrate`` from the command line."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from harness.scenarios import Traffic, random_scenario
+from kvtrio.cli.app import main
+from kvtrio.replay.scenario_file import write_scenario
+
+
+@pytest.fixture
+def scenario(tmp_path: Path) -> Path:
+    """A small one, in a file."""
+    path, made = tmp_path / "scenario.jsonl", random_scenario(1, Traffic(num_requests=40))
+    write_scenario(path, [made.header, *made.adapters, *made.requests])
+    return path
+
+
+def test_two_schedulers_side_by_side(scenario, tmp_path, capsys):
+    """A column for each, and a log for each."""
+    log = tmp_path / "sim.log"
+    flags = ["--scheduler", "fair", "--scheduler", "fcfs", "--log", str(log), "-np", "2"]
+    assert main(["simulate", str(scenario), *flags]) == 0
+    head, requests, *_ = capsys.readouterr().out.splitlines()
+    assert head.split() == ["fair", "fcfs"]
+    assert requests.split() == ["requests", "40", "40"]
+    for name in ("fair", "fcfs"):
+        path = tmp_path / f"sim-{name}.log"
+        assert path.read_bytes().count(b'"request.done"') == 40
+        assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_sizes_of_a_server_that_ran(scenario, tmp_path, capsys):
+    """Its log says how many places and how much cache it had; flags still win."""
+    log = tmp_path / "server.log"
+    start = {"event": "server.start", "num_places": 1, "num_host_blocks": 0, "max_context": 500}
+    log.write_text(json.dumps(start, separators=(",", ":")) + "\n", encoding="ascii")
+    rows = []
+    for flags in ([], ["-np", "3", "--ram-tokens", "4000"]):
+        given = ["simulate", str(scenario), "--like", str(log), "--json", *flags]
+        assert main(given) == 0
+        rows.append(json.loads(capsys.readouterr().out)["stall_free"])
+    assert rows[0]["from RAM"] == 0 < rows[1]["from RAM"]
+    assert rows[0]["first token, p99 s"] > rows[1]["first token, p99 s"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["simulate", "/no/such/file"], "/no/such/file: No such file"),
+        (["simulate", "{file}", "--machine", "abacus"], "abacus is neither a file nor one of"),
+        (["simulate", "{file}", "--scheduler", "chaos"], "no scheduler 'chaos'"),
+        (["simulate", "{file}", "--like", "{file}"], "no server.start line"),
+        (["calibrate", "{file}"], "no sched.cost line"),
+    ],
+)
+def test_what_does_not_fit_is_one_line(scenario, capsys, arguments, says):
+    """The exit code is 2."""
+    given = [argument.replace("{file}", str(scenario)) for argument in arguments]
+    assert main(given) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert says in line
+
+
+def test_a_simulated_server_calibrates_another(scenario, tmp_path, capsys):
+    """Its log has what its steps cost, which is what it was told."""
+    log, machine = tmp_path / "sim.log", tmp_path / "machine.json"
+    assert main(["simulate", str(scenario), "--log", str(log)]) == 0
+    first = capsys.readouterr().out
+    assert main(["calibrate", str(log), "-o", str(machine)]) == 0
+    capsys.readouterr()
+    assert main(["simulate", str(scenario), "--machine", str(machine)]) == 0
+    assert capsys.readouterr().out == first
