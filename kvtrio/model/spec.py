@@ -210,3 +210,8 @@ class ModelSpec:
         """Whether some layers keep a state that goes on from token to token, not keys and values
         of each."""
         return any(layer.state_class is StateClass.POINT for layer in self.layers)
+
+    @property
+    def resumes_anywhere(self) -> bool:
+        """Whether all layers keep the keys and values of all tokens."""
+        return all(layer.state_class is StateClass.TOKEN for layer in self.layers)
