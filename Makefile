@@ -17,7 +17,7 @@ endif
 
 NATIVE_SOURCES := $(foreach kind,cpp hpp h py,$(wildcard kernels/cpu/*.$(kind)))
 
-.PHONY: serve test check lint types bench native clean
+.PHONY: serve test check lint types bench soak native clean
 
 serve: $(VENV)/.serve
 	$(BIN)/kvtrio serve $(ARGS)
@@ -30,7 +30,7 @@ test: $(VENV)/.test
 check: lint types test
 
 # Tables, no verdicts: scheduling, the prefix index, returning conversations, lateness at the client,
-# what lies between two steps.
+# what lies between two steps, saving and restoring state.
 bench: $(VENV)/.test
 	$(BIN)/python tests/bench/policies.py
 	$(BIN)/python tests/bench/core_cost.py
@@ -38,6 +38,12 @@ bench: $(VENV)/.test
 	$(BIN)/python tests/bench/returning.py
 	$(BIN)/python tests/bench/streams.py
 	$(BIN)/python tests/bench/between_steps.py
+	$(BIN)/python tests/bench/store.py
+
+# Kills writers of state at so many random moments each, and looks at what they left.
+MOMENTS ?= 200
+soak: $(VENV)/.test
+	$(BIN)/python tests/soak/stores.py $(MOMENTS)
 
 # Compiles the kernels again, beside their sources; unlike at install, a failure is an error. Takes
 # setuptools from an environment that `make test` has set up.

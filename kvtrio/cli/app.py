@@ -12,6 +12,7 @@ from kvtrio.cli.bench import bench
 from kvtrio.cli.chat import chat
 from kvtrio.cli.fetch import fetch
 from kvtrio.cli.replay import replay
+from kvtrio.cli.scenario import scenario
 from kvtrio.cli.serve import serve
 from kvtrio.cli.simulate import calibrate, simulate
 from kvtrio.cli.streams import OutputError, steady_streams
@@ -34,6 +35,7 @@ app.command(chat)
 app.command(bench)
 app.command(analyze)
 app.command(replay)
+app.command(scenario)
 app.command(simulate)
 app.command(calibrate)
 

@@ -12,6 +12,11 @@ class Course(Protocol):
         """A step has ended. Called in any thread."""
         ...
 
+    @property
+    def is_awaited(self) -> bool:
+        """Whether somebody waits to hear of it. Called in any thread."""
+        ...
+
     def decide(self) -> Batch | None:
         """The next step, if there is one; it is launched at once. Called in any thread."""
         ...

@@ -7,7 +7,7 @@ from attrs import define, field
 
 from kvtrio.core.events import Output
 from kvtrio.engine.executor import ParkingLot, checkpoint
-from kvtrio.engine.handle import Handle
+from kvtrio.engine.handle import Handle, Outlet
 
 
 @define(eq=False)
@@ -16,6 +16,8 @@ class HandleGroup:
     reader; ends when every request has. Raises ``EngineStopped`` like ``Handle``."""
 
     handles: tuple[Handle, ...]
+    outlet: Outlet | None = field(init=False, default=None)
+    """Offered the tokens that come while the reader waits; those that it takes are not yielded."""
     _readers: ParkingLot = field(init=False, factory=ParkingLot)
 
     def __attrs_post_init__(self) -> None:
@@ -30,7 +32,7 @@ class HandleGroup:
         if self._has_news:
             await checkpoint()
         while not self._has_news:
-            await self._readers.park()
+            await self._wait()
         if len(self.handles) == 1:
             outputs = self.handles[0].take_nowait()
         else:
@@ -38,6 +40,15 @@ class HandleGroup:
         if outputs:
             return outputs
         raise StopAsyncIteration
+
+    async def _wait(self) -> None:
+        for handle in self.handles:
+            handle.give(self.outlet)
+        try:
+            await self._readers.park()
+        finally:
+            for handle in self.handles:
+                handle.give(None)
 
     @property
     def _has_news(self) -> bool:

@@ -7,8 +7,11 @@ an exception in the engine.
 1. The engine never waits for a reader: ``push`` is synchronous and cannot fail.
 2. An outbox is bounded by construction: at most every token that may be generated, and three more.
 3. Nobody waits in ``readers`` while ``__anext__`` has something to tell.
+4. An outlet is there only while the reader waits, so nobody else writes where it does. It is
+   offered a token under the engine's lock, and only when all before it has been read.
 """
 
+import threading
 from collections.abc import Callable
 from types import TracebackType
 
@@ -33,6 +36,11 @@ class Refused(Exception):
     rejected: Rejected
 
 
+Outlet = Callable[[TokenOut, float], bool]
+"""Takes a token, and the time when it came, in the place of a reader, which so need not wake; or
+returns False. Called on any thread, must not block."""
+
+
 @define(eq=False)
 class Handle:
     """Asynchronous iterator over tuples of outputs that were ready together.
@@ -46,11 +54,18 @@ class Handle:
     """How many tokens the request may get; bounds the outbox."""
     _abort: Callable[[RequestId], None]
     _clock: Callable[[], float]
+    _lock: threading.Lock
+    """The engine's."""
     longest_unread_s: float = field(init=False, default=0.0)
     """Longest time for which tokens lay ready."""
     _ready_s: float | None = field(init=False, default=None)
     """Since when tokens do."""
     _ready: list[Output] = field(init=False, factory=list)
+    _outlet: Outlet | None = field(init=False, default=None)
+    _num_queued: int = field(init=False, default=0)
+    """Outputs that the outlet did not take; counted where steps are booked."""
+    _num_pushed: int = field(init=False, default=0)
+    """Of these, how many came through ``push``; counted on the loop."""
     readers: ParkingLot = field(init=False, factory=ParkingLot)
     """Woken when there is something to tell; whoever reads several handles gives them one lot."""
     _is_finished: bool = field(init=False, default=False)
@@ -105,7 +120,21 @@ class Handle:
     ) -> None:
         self.close()
 
+    def give(self, outlet: Outlet | None) -> None:
+        """Who takes tokens until further notice. On return the one before takes none any more."""
+        with self._lock:
+            self._outlet = outlet
+
     # --- the engine's side ---
+
+    def offer(self, output: Output, now: float) -> bool:
+        """To the outlet; False: it goes through ``push``. Under the lock, in any thread."""
+        outlet, is_next = self._outlet, self._num_queued == self._num_pushed and not self._ready
+        is_taken = (
+            outlet is not None and is_next and isinstance(output, TokenOut) and outlet(output, now)
+        )
+        self._num_queued += not is_taken
+        return is_taken
 
     @property
     def num_unread(self) -> int:
@@ -137,6 +166,7 @@ class Handle:
         if self._ready_s is None and isinstance(output, TokenOut):
             self._ready_s = self._clock()
         assert len(self._ready) <= self.max_new_tokens + NUM_OTHER_OUTPUTS
+        self._num_pushed += 1
         self.readers.unpark_all()
 
     def note_unread(self) -> None:

@@ -3,7 +3,8 @@
 1. The core is touched under ``_lock`` only: by the loop's tasks, for a moment, and between two
    steps by whoever runs them, the model's own thread. So no step waits for the loop's turn.
 2. Handles, observers and all else belong to the loop. What the core says is queued under the lock,
-   whoever asked it, and handed out on the loop in that order.
+   whoever asked it, and handed out on the loop in that order. Only a token whose reader waits, and
+   left an outlet to take it, is handed out where its step is booked.
 3. ``_has_input`` is set whenever the core was told something since the loop last waited.
 4. ``_is_idle`` is set exactly while no request lives, and after the end.
 """
@@ -41,37 +42,19 @@ from kvtrio.core.storage import TierMoves
 from kvtrio.core.types import RequestId
 from kvtrio.engine.handle import EngineStopped, Handle, Refused
 from kvtrio.engine.live import Live, record_of
+from kvtrio.engine.news import News, Stepped
 from kvtrio.engine.questions import Questions
-from kvtrio.engine.records import CostRecord, Observer, RequestRecord, StepRecord, breach_of
+from kvtrio.engine.records import CostRecord, Observer, RequestRecord
 from kvtrio.engine.tap import Tap
 
 T = TypeVar("T")
 
 NO_MOVES = TierMoves()
+QUIET_S = 0.05
+"""The loop hears of what nobody waits for at least this often."""
 COST_EVERY = 1000
 USAGE_EVERY = 250
 """Steps between two reports of what they cost."""
-
-
-@define(eq=False, kw_only=True)
-class _Stepped:
-    """A finished step, and the core right after it."""
-
-    batch: Batch
-    duration_s: float
-    num_waiting: int
-    num_running: int
-
-
-@define(eq=False)
-class _News:
-    """What the core said at one time."""
-
-    now: float
-    outputs: list[Output]
-    moves: TierMoves
-    stepped: _Stepped | None = None
-    answers: list[Answer] = field(factory=list)
 
 
 @define(eq=False)
@@ -85,7 +68,10 @@ class Hub:
     _check: Callable[[Core], None]
     _tap: Tap | None = None
     _lock: threading.Lock = field(init=False, factory=threading.Lock)
-    _news: deque[_News] = field(init=False, factory=deque)
+    _news: deque[News] = field(init=False, factory=deque)
+    _is_awaited: bool = field(init=False, default=False)
+    """Somebody waits for something among the news."""
+    _delivered_s: float = field(init=False, default=0.0)
     _launched_s: float = field(init=False, default=0.0)
     """When the step under way was decided."""
     _live: dict[RequestId, Live] = field(init=False, factory=dict)
@@ -106,17 +92,18 @@ class Hub:
         """Admit a request; raises ``Refused``, or ``EngineStopped`` after the end."""
         if self._has_stopped:
             raise EngineStopped
+        longest = self._longest_answer(submit)
+        handle = Handle(submit.request_id, longest, self.abort, self._clock, self._lock)
         with self._lock:
             outputs = self._core.handle(submit, self._clock())
             self._check(self._core)
+            if not outputs:
+                self._live[submit.request_id] = Live(handle, submit)
         match outputs:
             case [Rejected() as rejected]:
                 self._observer.rejected(rejected)
                 raise Refused(rejected)
         assert not outputs, "a request that is admitted has nothing to tell yet"
-        longest = self._longest_answer(submit)
-        handle = Handle(submit.request_id, longest, self.abort, self._clock)
-        self._live[submit.request_id] = Live(handle, submit)
         if self._tap is not None:
             self._tap.admitted(submit, self._clock())
         if self._is_idle.is_set():
@@ -244,14 +231,19 @@ class Hub:
             now, core = self._clock(), self._core
             outputs = core.update(batch, result, now)
             self._check(core)
-            stepped = _Stepped(
+            stepped = Stepped(
                 batch=batch,
                 duration_s=now - self._launched_s,
                 num_waiting=len(core.waiting),
                 num_running=len(core.running),
             )
             moves, answers = core.cache.take_moves(), core.exchange.take_answers()
-            self._news.append(_News(now, outputs, moves, stepped, answers))
+            self._queue(News(now, outputs, moves, stepped, answers))
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether it is time to deliver. In any thread."""
+        return self._is_awaited or self._clock() - self._delivered_s > QUIET_S
 
     def decide(self) -> Batch | None:
         """The step after a booked one. In any thread."""
@@ -267,7 +259,7 @@ class Hub:
         self._check(self._core)
         self._launched_s = now = self._clock()
         if answers := self._core.exchange.take_answers():
-            self._news.append(_News(now, [], NO_MOVES, answers=answers))
+            self._queue(News(now, [], NO_MOVES, answers=answers))
         return batch
 
     def _take_in(self, event: Input) -> None:
@@ -275,28 +267,41 @@ class Hub:
         outputs = self._core.handle(event, now)
         self._check(self._core)
         if outputs:
-            self._news.append(_News(now, outputs, self._core.cache.take_moves()))
+            self._queue(News(now, outputs, self._core.cache.take_moves()))
+
+    def _queue(self, news: News) -> None:
+        news.taken = [self._is_taken(output, news.now) for output in news.outputs]
+        self._news.append(news)
+        if news.answers or not all(news.taken):
+            self._is_awaited = True
+
+    def _is_taken(self, output: Output, now: float) -> bool:
+        if isinstance(output, Cached):
+            return False
+        return self._live[output.request_id].handle.offer(output, now)
 
     # --- out, on the loop ---
 
     def deliver(self) -> None:
         """Hand out what has happened."""
+        self._is_awaited, self._delivered_s = False, self._clock()
         while self._news:
             self._tell_readers(self._news.popleft())
         if not self._live:
             self._is_idle.set()
 
-    def _tell_readers(self, news: _News) -> None:
+    def _tell_readers(self, news: News) -> None:
         records: list[RequestRecord] = []
         chunks = news.stepped.batch.chunks if news.stepped else ()
         num_decode_rows = sum(map(self._is_decode, chunks))
-        for output in news.outputs:
+        for output, is_taken in zip(news.outputs, news.taken, strict=True):
             live = self._live[output.request_id]
             if isinstance(output, Cached):
                 # Its numbers reach the reader with the next Progress.
                 self._observer.cached(output)
                 continue
-            live.handle.push(output)
+            if not is_taken:
+                live.handle.push(output)
             if self._tap is not None and isinstance(output, TokenOut | Finished):
                 self._tap.said(output, news.now)
             if isinstance(output, TokenOut):
@@ -319,24 +324,10 @@ class Hub:
     def _is_decode(self, chunk: Chunk) -> bool:
         return chunk.start >= len(self._live[chunk.request_id].submit.token_ids)
 
-    def _report_step(self, stepped: _Stepped, num_decode_rows: int) -> None:
-        batch, duration_s = stepped.batch, stepped.duration_s
-        num_prefill_tokens = batch.num_tokens - num_decode_rows
-        block_size = self._core.config.block_size
-        record = StepRecord(
-            step=batch.step,
-            num_chunks=len(batch.chunks),
-            num_prefill_tokens=num_prefill_tokens,
-            num_decode_rows=num_decode_rows,
-            num_waiting=stepped.num_waiting,
-            num_running=stepped.num_running,
-            duration_s=duration_s,
-            predicted_s=batch.predicted_s,
-            limit_s=batch.limit_s,
-            breach=breach_of(batch, num_prefill_tokens, block_size, duration_s),
-        )
-        self._observer.step(record)
-        if (batch.step + 1) % COST_EVERY == 0:
+    def _report_step(self, stepped: Stepped, num_decode_rows: int) -> None:
+        step, block_size = stepped.batch.step, self._core.config.block_size
+        self._observer.step(stepped.record(num_decode_rows, block_size))
+        if (step + 1) % COST_EVERY == 0:
             self._observer.cost(self.cost())
-        if (batch.step + 1) % USAGE_EVERY == 0:
+        if (step + 1) % USAGE_EVERY == 0:
             self._observer.usage(self.statistics())

@@ -133,7 +133,7 @@ class ModelThread:
                     self._bell.ring()
                     self._answer_others()
                 following = None if steps.is_last else course.decide()
-                if following is not None:
+                if following is not None and course.is_awaited:
                     self._bell.ring()
 
         steps.result = outcome.capture(step)

@@ -27,7 +27,7 @@ MAX_REQUESTS = 10_000_000
 MAX_ADAPTERS = 4096
 """In one scenario; and of a request, 64."""
 MAX_PURPOSES = 65_536
-MAX_SECONDS = 1e9
+MAX_SECONDS = 1e11
 
 Number = Annotated[int, Meta(ge=0, le=MAX_REQUESTS)]
 Tokens = Annotated[int, Meta(ge=0, le=MAX_TOKENS)]

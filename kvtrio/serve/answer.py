@@ -2,15 +2,18 @@
 
 import logging
 from collections.abc import AsyncGenerator
+from functools import partial
 from math import inf
 
 import trio
 
 from kvtrio.engine.offload import Offload
 from kvtrio.serve import sse
+from kvtrio.serve.choice import Tokens
 from kvtrio.serve.dialect import Dialect
 from kvtrio.serve.errors import INTERNAL, ApiError
 from kvtrio.serve.generation import Generation
+from kvtrio.serve.line import Line
 from kvtrio.serve.replies import encode_json
 
 log = logging.getLogger(__name__)
@@ -20,6 +23,7 @@ FLUSH_BYTES = 65536
 
 async def whole(generation: Generation, dialect: Dialect, offload: Offload) -> bytes:
     """Wait for the end and return the body; raises ``ApiError``."""
+    generation.tell_at_once(lambda delta: None, lambda: True)
     while not generation.is_over:
         await generation.read(inf)
     # With log-probabilities this is a hundred thousand small objects.
@@ -31,9 +35,10 @@ def _body(dialect: Dialect) -> bytes:
 
 
 async def events(
-    generation: Generation, dialect: Dialect, heartbeat_s: float
+    generation: Generation, dialect: Dialect, heartbeat_s: float, line: Line | None
 ) -> AsyncGenerator[bytes, None]:
-    """Yield the stream's bytes; after ``heartbeat_s`` without any, a comment.
+    """Yield the stream's bytes, but for tokens that went over ``line``; after ``heartbeat_s``
+    without any, a comment.
 
     An error on the way is an event of its own, and the stream ends as streams do: dropping the
     connection would tell the client nothing. Cleaning up is synchronous, since the end may come as
@@ -41,9 +46,15 @@ async def events(
     """
     try:
         written_s = trio.current_time()
+        if line is not None:
+            line.open()
+            generation.tell_at_once(partial(_write, dialect, line), line.is_free)
         while not generation.is_over:
-            data = b""
-            for delta in await generation.read(written_s + heartbeat_s):
+            deltas, data = await generation.read(written_s + heartbeat_s), b""
+            if line is not None:
+                await line.clear()
+                written_s = max(written_s, line.written_s)
+            for delta in deltas:
                 data += b"".join(map(sse.frame, dialect.frames(delta)))
                 if len(data) > FLUSH_BYTES:
                     yield data  # others get a turn before the next part is made
@@ -59,3 +70,10 @@ async def events(
         yield sse.frame(ApiError(INTERNAL).body())
     finally:
         generation.close()
+        if line is not None:
+            line.close()
+
+
+def _write(dialect: Dialect, line: Line, delta: Tokens) -> None:
+    if data := b"".join(map(sse.frame, dialect.frames(delta))):
+        line.write(data, delta.choice.now_s)

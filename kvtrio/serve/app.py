@@ -36,6 +36,7 @@ from kvtrio.serve.guards import install_guards
 from kvtrio.serve.idle import IdleTime
 from kvtrio.serve.job import Job
 from kvtrio.serve.keeping import Asker
+from kvtrio.serve.line import line_of
 from kvtrio.serve.named_sessions import begin_session, end_session
 from kvtrio.serve.native_answer import NativeDialect
 from kvtrio.serve.prepare import Preparer
@@ -125,7 +126,7 @@ class Api:
         if not job.wants.stream:
             return raw_json_reply(await whole(generation, dialect, self.services.offload))
         heartbeat_s = job.wants.heartbeat_s or settings.heartbeat_s
-        stream = events(generation, dialect, heartbeat_s)
+        stream = events(generation, dialect, heartbeat_s, line_of(request.scope))
         headers = {**sse.HEADERS, **_forecast(generation.predicted_s)}
         return Response(stream, 200, headers, content_type=sse.MIME_TYPE)
 

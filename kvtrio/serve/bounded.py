@@ -30,6 +30,7 @@ from hypercorn.events import Closed, Event, RawData, Updated
 from hypercorn.trio.tcp_server import MAX_RECV, TCPServer
 
 from kvtrio.engine.executor import checkpoint, checkpoint_if_cancelled
+from kvtrio.serve.line import Line
 from kvtrio.serve.one_protocol import one_protocol, wants_rest
 
 log = logging.getLogger(__name__)
@@ -104,7 +105,7 @@ class BoundedTCPServer(TCPServer):
     # --- reading ---
 
     async def _read_data(self) -> None:
-        one_protocol(self.protocol)
+        one_protocol(self.protocol, self._line())
         with self._reading:
             await self._read_requests()
         if self._reading.cancelled_caught:
@@ -113,6 +114,14 @@ class BoundedTCPServer(TCPServer):
         with self.patience.limit():
             await self.protocol.handle(Closed())
             await self.idle_task.stop()
+
+    def _line(self) -> Line | None:
+        async def send(data: bytes) -> None:
+            await self.protocol_send(RawData(data))
+
+        if not isinstance(self.stream, trio.SocketStream):
+            return None
+        return Line(self.stream.socket.fileno, send)
 
     async def _read_requests(self) -> None:
         """Read until the client has nothing more to say, or until nobody listens to it."""

@@ -58,6 +58,8 @@ class Generation:
     predicted_s: float | None = None
     """Until the first token, as expected at the start; None: nobody asked."""
     _is_closed: bool = field(init=False, default=False)
+    _failure: Exception | None = field(init=False, default=None)
+    """Of whom tokens were handed to at once."""
 
     @classmethod
     def start(cls, engine: Engine, job: Job, n_ctx: int, listener: Listener) -> "Generation":
@@ -94,6 +96,25 @@ class Generation:
     def is_over(self) -> bool:
         return all(choice.finished is not None for choice in self.choices.values())
 
+    def tell_at_once(self, tell: Callable[[Tokens], None], is_free: Callable[[], bool]) -> None:
+        """While ``read`` waits, hand each token to ``tell`` where it comes from, in any thread, if
+        ``is_free()``; so the reader need not wake. Not where tokens have much to tell."""
+
+        def take(output: TokenOut, now: float) -> bool:
+            if self._failure is not None or not is_free():
+                return False
+            choice = self.choices[output.request_id]
+            choice.now_s = now
+            try:
+                for delta in _tokens(choice, [output]):
+                    tell(delta)
+            except Exception as error:  # it is the reader's, and not of who brings the token
+                self._failure = error
+            return self._failure is None
+
+        if not self.job.is_silent and self.job.sampling.num_logprobs is None:
+            self._group.outlet = take
+
     async def read(self, deadline_s: float) -> list[Delta]:
         """Wait for news; empty at the deadline. Raises ``ApiError`` if the engine has gone."""
         deltas: list[Delta] = []
@@ -102,6 +123,8 @@ class Generation:
                 deltas = self._advance(await anext(self._group), trio.current_time())
             except EngineStopped:
                 raise ApiError(STOPPED) from None
+        if self._failure is not None:
+            raise self._failure
         for delta in deltas:
             if isinstance(delta, End):
                 await self._listener.on_end(delta.choice)
@@ -216,11 +239,11 @@ def _prefill(choice: Choice, progress: Progress) -> list[Delta]:
     return [Prefill(choice, progress.num_cached_tokens, 0.0), report] if is_first else [report]
 
 
-def _tokens(choice: Choice, outputs: list[TokenOut]) -> list[Delta]:
+def _tokens(choice: Choice, outputs: list[TokenOut]) -> list[Tokens]:
     """Mostly one delta; several for a reader that fell far behind, so that none takes long."""
     if outputs and choice.first_token_s is None:
         choice.first_token_s = choice.now_s
-    deltas: list[Delta] = []
+    deltas: list[Tokens] = []
     for start in range(0, len(outputs), MAX_TOGETHER):
         part = outputs[start : start + MAX_TOGETHER]
         sampled = tuple(output.sampled for output in part)

@@ -11,6 +11,9 @@ from typing import Any
 from hypercorn.events import Closed
 from hypercorn.protocol import ProtocolWrapper
 from hypercorn.protocol.h11 import H11Protocol
+from hypercorn.typing import ConnectionState
+
+from kvtrio.serve.line import NAME, Line
 
 VERSION_NOT_SUPPORTED = 505
 UNFINISHED = ("SEND_BODY", "ERROR")
@@ -36,14 +39,15 @@ class OnlyHTTP1(H11Protocol):
             await self.send(Closed())
 
 
-def one_protocol(wrapper: ProtocolWrapper) -> None:
-    """Put ``OnlyHTTP1`` in the place of the fresh protocol of a connection that read nothing."""
+def one_protocol(wrapper: ProtocolWrapper, line: Line | None) -> None:
+    """Put ``OnlyHTTP1`` in the place of the fresh protocol of a connection that read nothing. Its
+    requests find ``line`` in their scope."""
     wrapper.protocol = OnlyHTTP1(
         wrapper.app,
         wrapper.config,
         wrapper.context,
         wrapper.task_group,
-        wrapper.state,
+        ConnectionState({**wrapper.state, NAME: line}),
         wrapper.ssl,
         wrapper.client,
         wrapper.server,

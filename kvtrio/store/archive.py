@@ -5,6 +5,8 @@ Sizes and digests are in the manifest, so a file is written and read as it goes 
 
 from typing import Protocol
 
+from attrs import evolve
+
 from kvtrio.core.session import SessionInfo
 from kvtrio.core.stored import StoreError, StoreFault
 from kvtrio.store.files import typed_faults
@@ -40,8 +42,10 @@ def export_session(store: SessionStore, name: str, target: Target) -> SessionInf
         return reader.info
 
 
-def import_session(store: SessionStore, name: str, source: Source) -> SessionInfo:
-    """Add the session in ``source``; its owner stays who it was.
+def import_session(
+    store: SessionStore, name: str, source: Source, owner: bytes | None = None
+) -> SessionInfo:
+    """Add the session in ``source``. ``owner``: None for who it was.
 
     Raises StoreError, and then all is as it was: TRUNCATED, DAMAGED, FOREIGN, NEWER for the source,
     and as ``SessionStore.saving`` does.
@@ -49,6 +53,8 @@ def import_session(store: SessionStore, name: str, source: Source) -> SessionInf
     read = _reader(source)
     with store.changing(name, None) as change, typed_faults():
         manifest = read_manifest(read)
+        if owner is not None:
+            manifest = evolve(manifest, owner=owner)
         for piece in manifest.pieces():
             change.copy_in(piece, read)
         if read(1):

@@ -21,7 +21,7 @@ import attrs
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from harness.logs import DONE, START_S, log_bytes
+from harness.logs import DONE, START_S, log_bytes, made
 from kvtrio.core.explain import CachePath, MissReason, TurnClass
 from kvtrio.core.types import GapCause, RequestId
 from kvtrio.obs.events import CacheEvict, CacheMatch, RequestDone, SchedStep, TierUsage
@@ -85,7 +85,8 @@ def request(rng: Random) -> RequestDone:
 
 def others(rng: Random, done: RequestDone) -> list[object]:
     """What else a server logs for a request or so."""
-    match = CacheMatch(
+    match = made(
+        CacheMatch,
         request_id=REQUEST,
         num_tokens=done.num_cached_tokens,
         num_host_tokens=done.num_host_tokens,
@@ -93,7 +94,6 @@ def others(rng: Random, done: RequestDone) -> list[object]:
         miss_reason=done.miss_reason,
         turn=done.turn,
         num_matched_tokens=done.num_matched_tokens,
-        num_other_tokens=0,
     )
     step = SchedStep(
         step=rng.randrange(10**7),
@@ -115,11 +115,10 @@ def others(rng: Random, done: RequestDone) -> list[object]:
         num_dropped_tokens=rng.randrange(1600),
         longest_idle_s=rng.expovariate(1 / 300),
     )
-    usage = TierUsage(
+    usage = made(
+        TierUsage,
         num_device_blocks=rng.randrange(4000),
         num_host_blocks=rng.randrange(30000),
-        num_device_states=0,
-        num_host_states=0,
         num_running=16,
         num_waiting=3,
         num_waiting_tokens=9000,
@@ -185,8 +184,9 @@ def main() -> None:
         ]
         subprocess.run([*command, *out], check=True, stdout=subprocess.DEVNULL)
         seconds = time.perf_counter() - start
-        peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
-        print(f"{seconds:.1f} s, {peak:,.0f} MiB at the peak")
+        usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+        processor_s, peak = usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024
+        print(f"{seconds:.1f} s, {processor_s:.1f} s of processors, {peak:,.0f} MiB at the peak")
 
 
 if __name__ == "__main__":

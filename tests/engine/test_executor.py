@@ -20,6 +20,7 @@ class Laps:
     """A ``Course`` of so many equal steps, which notes what it is told and where."""
 
     num_left: int = 1
+    is_awaited: bool = True
     threads: list[tuple[str, int]] = field(factory=list)
     on_call: Callable[[str], None] = lambda what: None
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast, get_args
 
 import attrs
 
@@ -13,50 +13,42 @@ from kvtrio.obs.events import RequestDone
 from kvtrio.obs.logging import Clock, Log
 from kvtrio.obs.schema import Level
 
+Event = TypeVar("Event")
 START_S = 1_800_000_000.0
 """2027-01-15T08:00:00Z."""
-DONE = RequestDone(
-    request_id=RequestId(1),
-    reason=FinishReason.STOP,
-    stopped_by_text=False,
-    place=0,
-    num_prompt_tokens=100,
-    num_cached_tokens=0,
-    num_computed_tokens=100,
-    num_generated_tokens=20,
-    queue_s=0.0,
-    prefill_s=0.5,
-    decode_s=1.0,
-    gap_p50_s=0.05,
-    gap_p99_s=0.06,
-    gap_max_s=0.06,
-    session=None,
-    tenant=None,
-    purpose=None,
-    retain=Retain.NORMAL,
-    num_adapters=0,
-    adapters=None,
-    path=CachePath.NONE,
-    miss_reason=MissReason.FIRST_TURN,
-    turn=TurnClass.FIRST,
-    num_device_tokens=0,
-    num_host_tokens=0,
-    num_matched_tokens=0,
-    num_other_tokens=0,
-    divergence_at=None,
-    evicted_age_s=None,
-    num_recalled_tokens=0,
-    is_copy=False,
-    num_recomputed_tokens=0,
-    num_preemptions=0,
-    longest_gap_s=0.06,
-    longest_gap_cause=None,
-    longest_gap_prefill_tokens=None,
-    longest_gap_at=None,
-    longest_gap_request_id=None,
-    longest_gap_prompt_tokens=None,
-    longest_gap_prompt_at=None,
-)
+TOLD: dict[str, Any] = {
+    "request_id": RequestId(1),
+    "reason": FinishReason.STOP,
+    "place": 0,
+    "num_prompt_tokens": 100,
+    "num_computed_tokens": 100,
+    "num_generated_tokens": 20,
+    "prefill_s": 0.5,
+    "decode_s": 1.0,
+    "gap_p50_s": 0.05,
+    "gap_p99_s": 0.06,
+    "gap_max_s": 0.06,
+    "retain": Retain.NORMAL,
+    "path": CachePath.NONE,
+    "miss_reason": MissReason.FIRST_TURN,
+    "turn": TurnClass.FIRST,
+    "longest_gap_s": 0.06,
+}
+
+
+def made(kind: type[Event], **told: Any) -> Event:
+    """An event with nothing in the fields that are not named: None, 0 or False."""
+    fields = attrs.fields(cast("type[attrs.AttrsInstance]", kind))
+    return kind(**{field.name: _nothing(field.type) for field in fields} | told)
+
+
+def _nothing(kind: Any) -> object:
+    if type(None) in get_args(kind):
+        return None
+    return False if kind is bool else 0
+
+
+DONE = made(RequestDone, **TOLD)
 
 
 def done(**changes: Any) -> RequestDone:
@@ -72,15 +64,14 @@ def hit(
     **changes: Any,
 ) -> RequestDone:
     """A later turn of 100 tokens, of which ``num_cached`` were reused."""
-    is_host = path is CachePath.RAM
     return done(
         turn=turn,
         miss_reason=reason,
         path=path,
         num_cached_tokens=num_cached,
         num_matched_tokens=num_cached,
-        num_host_tokens=num_cached if is_host else 0,
-        num_device_tokens=0 if is_host else num_cached,
+        num_host_tokens=num_cached if path is CachePath.RAM else 0,
+        num_device_tokens=num_cached if path is CachePath.RESIDENT else 0,
         num_computed_tokens=100 - num_cached,
         **changes,
     )

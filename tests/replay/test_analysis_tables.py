@@ -1,5 +1,6 @@
 """The tables: every cell of logs whose counts are known."""
 
+import gzip
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from kvtrio.replay.analysis.report import Report, report_of
 from kvtrio.replay.analysis.store import open_store
 from kvtrio.replay.analysis.times import Limits
 
+pytestmark = pytest.mark.slow
 GO_ON, AGAIN, FIRST = TurnClass.CONTINUATION, TurnClass.REGENERATE, TurnClass.FIRST
 NEW, NOTHING = MissReason.NEW_TOKENS, MissReason.NOTHING_MISSED
 RESIDENT, RAM = CachePath.RESIDENT, CachePath.RAM
@@ -73,10 +75,11 @@ def without_adapters() -> list[RequestDone]:
     ]
 
 
-@pytest.fixture
-def known(tmp_path: Path) -> Report:
+@pytest.fixture(scope="module")
+def known(tmp_path_factory: pytest.TempPathFactory) -> Report:
     """The two lists above, one after the other."""
-    return reported(tmp_path / "log", [*with_adapters(), *without_adapters()])
+    path = tmp_path_factory.mktemp("known") / "log"
+    return reported(path, [*with_adapters(), *without_adapters()])
 
 
 def test_turns_that_should_hit(known: Report) -> None:
@@ -220,9 +223,7 @@ def test_who_waited_for_whom(tmp_path: Path) -> None:
         ("step", 1, 0.25, 0.75, 0.75, 0.75),
     ]
     worst = rows(report, "stall_worst")[0]
-    assert worst == (
-        *("2027-01-15 08:00:01", "1", 1.5, "prefill", 150, "77", 30_000, 2048, 512),
-    )
+    assert worst == (*("2027-01-15 08:00:01", "1", 1.5, "prefill", 150, "77", 30_000, 2048, 512),)
 
 
 def test_eviction_intervals_against_turn_gaps(tmp_path: Path) -> None:
@@ -317,8 +318,6 @@ def test_an_empty_log_is_an_empty_report(tmp_path: Path) -> None:
 
 def test_logs_are_read_as_one(tmp_path: Path) -> None:
     """Rotated files, packed or not, add up."""
-    import gzip
-
     plain, packed = tmp_path / "a.jsonl", tmp_path / "b*[x]?.jsonl.gz"
     write_log(plain, [(0.0, done()), (1.0, hit(GO_ON, NEW, 90))])
     packed.write_bytes(gzip.compress(log_bytes([(2.0, hit(GO_ON, NEW, 90))])))

@@ -290,14 +290,15 @@ def test_what_another_process_left_is_not_relied_upon(files: MemoryFiles):
     assert files.names() == ["b", PIECES]
 
 
-def test_a_failed_save_leaves_nothing(files: MemoryFiles):
+@pytest.mark.parametrize("fault", [Fault.FAILS, Fault.FAILS_DONE])
+def test_a_failed_save_leaves_nothing(files: MemoryFiles, fault: Fault):
     """The same server goes on: the session before is there with all it needs and nothing more."""
     brittle = BrittleFiles(files)
     store = SessionStore.open_files(brittle)
     save(store, "a", SHORT)
     before, num_failures = pieces(files), 0
     for after in range(60):
-        brittle.trouble.strike(after, Fault.FAILS)
+        brittle.trouble.strike(after, fault)
         try:
             save(store, "a", LONG)
         except StoreError:
@@ -318,6 +319,8 @@ def test_one_file_holds_a_whole_session(store: SessionStore):
     assert info.num_new_bytes == 5 * 4096
     assert restored(there, "b") == LONG
     assert exported(there, "b") == exported(store, "a")
+    import_session(there, "c", io.BytesIO(exported(store, "a")), b"somebody")
+    assert restored(there, "c", b"somebody") == LONG
 
 
 def test_importing_shares_and_replaces(store: SessionStore, files: MemoryFiles):
@@ -338,6 +341,7 @@ def test_a_broken_archive_leaves_nothing(store: SessionStore, files: MemoryFiles
     target_files = MemoryFiles.new()
     target = SessionStore.open_files(target_files)
     save(target, "a", OTHER)
+    save(target, "b", SHORT)
     before = pieces(target_files)
     broken = [archive[:size] for size in range(0, len(archive), 997)]
     broken += [archive + b"x", b"x" + archive]
@@ -350,6 +354,7 @@ def test_a_broken_archive_leaves_nothing(store: SessionStore, files: MemoryFiles
         assert fault in BROKEN
         assert pieces(target_files) == before
     assert restored(target, "a") == OTHER
+    assert restored(target, "b") == SHORT
 
 
 BROKEN = (StoreFault.TRUNCATED, StoreFault.DAMAGED, StoreFault.FOREIGN, StoreFault.NEWER)

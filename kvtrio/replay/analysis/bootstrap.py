@@ -51,9 +51,14 @@ def ratios(sums: Sums, weights: Numbers) -> Numbers:
     return np.divide(over, under, out=np.full_like(over, np.nan), where=under > 0)
 
 
-def quantiles(histogram: Histogram, weights: Numbers, share: float) -> Numbers:
+def heights_of(histogram: Histogram, weights: Numbers) -> Numbers:
+    """Each round's values up to the end of each class; float64 [rounds, classes]."""
+    heights: Numbers = np.cumsum(weights @ histogram.counts, axis=1)
+    return heights
+
+
+def quantiles(heights: Numbers, share: float) -> Numbers:
     """Each round's quantile, within a class on a straight line; float64 [rounds]."""
-    heights = np.cumsum(weights @ histogram.counts, axis=1)
     rank = share * heights[:, -1:]
     index = np.argmax(heights >= rank, axis=1)
     rows = np.arange(len(heights))

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from attrs import frozen
+from attrs import field, frozen
 
 from kvtrio.replay.analysis import bootstrap
 from kvtrio.replay.analysis.bootstrap import FEWEST_GROUPS, NUM_ROUNDS, SEED, Numbers
@@ -148,6 +148,8 @@ class _Rounds:
     b: Sample
     weights: tuple[Numbers, Numbers] | None
     """None: too few groups."""
+    heights: dict[str, tuple[Numbers, Numbers]] = field(factory=dict)
+    """Of one column at a time."""
 
     @classmethod
     def of(cls, a: Sample, b: Sample, is_paired: bool) -> "_Rounds":
@@ -169,10 +171,17 @@ class _Rounds:
     def quantiles(self, column: str, share: float) -> Numbers:
         if self.weights is None:
             return np.full(1, np.nan)
-        left, right = self.weights
-        return bootstrap.quantiles(self.b.histograms[column], right, share) - bootstrap.quantiles(
-            self.a.histograms[column], left, share
-        )
+        a, b = self._heights(column, self.weights)
+        return bootstrap.quantiles(b, share) - bootstrap.quantiles(a, share)
+
+    def _heights(self, column: str, weights: tuple[Numbers, Numbers]) -> tuple[Numbers, Numbers]:
+        """Kept for the column's other quantiles: most of the work."""
+        if column not in self.heights:
+            self.heights.clear()
+            histograms = self.a.histograms[column], self.b.histograms[column]
+            a, b = map(bootstrap.heights_of, histograms, weights)
+            self.heights[column] = a, b
+        return self.heights[column]
 
     def noise(self, found: Numbers) -> tuple[float, float] | None:
         return None if self.weights is None else bootstrap.interval(found)

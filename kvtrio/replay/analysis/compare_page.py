@@ -8,7 +8,17 @@ from kvtrio.replay.analysis.compare import LABELS, Comparison, Difference
 from kvtrio.replay.analysis.compare_text import shown_differences
 from kvtrio.replay.analysis.page import document, facts, figure, html_table
 from kvtrio.replay.analysis.report import Report
-from kvtrio.replay.analysis.svg import WIDTH, Box, Scale, bottom_axis, line, plot, rect, words
+from kvtrio.replay.analysis.svg import (
+    WIDTH,
+    Box,
+    Scale,
+    bottom_axis,
+    line,
+    plot,
+    rect,
+    ticks,
+    words,
+)
 from kvtrio.replay.analysis.table import duration
 
 ROW = 24
@@ -68,8 +78,9 @@ def _changes(differences: tuple[Difference, ...]) -> str:
     parts = [line(x(0), box.top, x(0), box.bottom, "axis")]
     for row, each in enumerate(known):
         parts.append(_change(each, box, box.top + (row + 0.5) * ROW, x))
-    marks = [most * part for part in (-0.8, -0.4, 0, 0.4, 0.8)]
-    parts += bottom_axis(box, x, marks, lambda share: f"{100 * share:+.0f} %")
+    up = ticks(most, 2)
+    marks = [*(-mark for mark in up[:0:-1]), *up]
+    parts += bottom_axis(box, x, marks, _percent)
     return plot(box.bottom + 28, "Change of each measure from A to B", parts)
 
 
@@ -82,6 +93,10 @@ def _change(each: Difference, box: Box, y: float, x: Scale) -> str:
             words(box.left - 12, y + 4, each.name, "end"),
             line(x(low), y, x(high), y, f"{kind} noise"),
             rect(x(change) - 4, y - 4, 8, 8, kind, title),
-            words(box.right + 10, y + 4, f"{100 * change:+.1f} %", "start", "soft"),
+            words(box.right + 10, y + 4, _percent(change), "start", "soft"),
         )
     )
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:+.1f} %" if round(1000 * share) else "0 %"

@@ -11,8 +11,9 @@ from kvtrio.replay.analysis.store import Store
 from kvtrio.replay.analysis.times import Limits
 
 NUM_SLICES = 120
-NUM_BARS = 160
-NUM_STEPS = 3000
+NUM_BARS = 64
+NUM_MOMENTS = 260
+"""In which a window is cut, to show its steps."""
 BINS_PER_DECADE = 8
 LATE = "late:"
 """Before the reason of a turn that came back after a long rest."""
@@ -37,7 +38,7 @@ class Bar:
 
 @frozen
 class Chunks:
-    """What one step read and wrote."""
+    """What the step that read most, of those in a moment, read and wrote."""
 
     at_s: float
     num_prefill_tokens: int
@@ -187,6 +188,7 @@ def _windowed(store: Store, rows: list[tuple[Any, ...]]) -> Window:
     starts, ends = sorted(row[1] for row in rows), sorted(row[3] for row in rows)
     # A few long answers would press all others flat.
     start, end = starts[len(starts) // 50], ends[-1 - len(ends) // 50]
+    end = max(end, start + 1e-3)
     is_placed = rows[0][0] is not None
     lanes = [row[0] for row in rows] if is_placed else _lanes(rows)
     bars = tuple(
@@ -195,21 +197,25 @@ def _windowed(store: Store, rows: list[tuple[Any, ...]]) -> Window:
         if row[3] > start and row[1] < end
     )
     steps = store.rows(
-        f"""SELECT epoch(timestamp) - $start, num_prefill_tokens, num_decode_rows FROM good
-            WHERE event = 'sched.step' AND epoch(timestamp) BETWEEN $start AND $end
-            ORDER BY 1 LIMIT {NUM_STEPS}""",
+        f"""SELECT least(floor((epoch(timestamp) - $start) / ($end - $start) * {NUM_MOMENTS}),
+                {NUM_MOMENTS - 1}) AS moment,
+                coalesce(max(num_prefill_tokens), 0),
+                coalesce(arg_max(num_decode_rows, num_prefill_tokens), 0)
+            FROM good WHERE event = 'sched.step' AND epoch(timestamp) BETWEEN $start AND $end
+            GROUP BY 1 ORDER BY 1""",
         start=start,
         end=end,
     )
+    moment_s = (end - start) / NUM_MOMENTS
     (shown,) = store.row(
         "SELECT strftime(make_timestamp(CAST($s * 1e6 AS BIGINT)), '%H:%M:%S')", s=start
     )
     return Window(
         start=shown,
-        length_s=max(end - start, 1e-3),
+        length_s=end - start,
         num_lanes=1 + max(lanes),
         bars=bars,
-        steps=tuple(Chunks(*step) for step in steps),
+        steps=tuple(Chunks(moment * moment_s, *counts) for moment, *counts in steps),
         is_placed=is_placed,
     )
 

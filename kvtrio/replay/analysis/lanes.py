@@ -1,6 +1,6 @@
 """The plot of places: who ran where, when, and what the steps read meanwhile."""
 
-from kvtrio.replay.analysis.figures import CLASSES, Bar, Figures, Window
+from kvtrio.replay.analysis.figures import CLASSES, NUM_MOMENTS, Bar, Figures, Window
 from kvtrio.replay.analysis.plots import CLASS_LABELS
 from kvtrio.replay.analysis.svg import (
     WIDTH,
@@ -12,6 +12,7 @@ from kvtrio.replay.analysis.svg import (
     plot,
     rect,
     ticks,
+    time_ticks,
     words,
 )
 from kvtrio.replay.analysis.table import duration
@@ -39,7 +40,7 @@ def places(figures: Figures) -> str:
         parts += _steps(window, Box(64, box.bottom + 30, box.right, box.bottom + STEPS_HEIGHT), x)
         height = box.bottom + STEPS_HEIGHT + 28
     else:
-        parts += bottom_axis(box, x, ticks(window.length_s, 6), duration)
+        parts += bottom_axis(box, x, time_ticks(window.length_s), duration)
     kinds = [kind for kind in CLASSES if any(bar.kind == kind for bar in window.bars)]
     parts += legend(box.left, 16, [(kind, CLASS_LABELS[kind]) for kind in kinds])
     note = "" if window.is_placed else "the server does not tell places; "
@@ -60,18 +61,19 @@ def _bar(bar: Bar, box: Box, x: Scale, lane: float) -> str:
 
 
 def _steps(window: Window, box: Box, x: Scale) -> list[str]:
-    """Prompt tokens that each logged step read, and rows that it wrote."""
+    """Of each moment the step that read most: prompt tokens, and rows that it wrote."""
     most = max(max(step.num_prefill_tokens + step.num_decode_rows for step in window.steps), 1)
     y = Scale(0, most, box.bottom, box.top)
     parts = left_axis(box, y, ticks(most, 2), lambda number: f"{number:,.0f}")
+    wide = (box.right - box.left) / NUM_MOMENTS
     for step in window.steps:
-        left, middle = x(step.at_s) - 0.75, y(step.num_decode_rows)
+        left, middle = x(step.at_s), y(step.num_decode_rows)
         if step.num_decode_rows:
-            parts.append(rect(left, middle, 1.5, box.bottom - middle, "step"))
+            parts.append(rect(left, middle, wide, box.bottom - middle, "step"))
         if step.num_prefill_tokens:
             top = y(step.num_decode_rows + step.num_prefill_tokens)
             title = f"{step.num_prefill_tokens:,} tokens of prompts in a step"
-            parts.append(rect(left, top, 1.5, middle - top, "prefill", title))
-    parts += bottom_axis(box, x, ticks(window.length_s, 6), duration)
+            parts.append(rect(left, top, wide, middle - top, "prefill", title))
+    parts += bottom_axis(box, x, time_ticks(window.length_s), duration)
     names = [("prefill", "tokens of prompts in a step"), ("step", "rows that decode")]
     return [*parts, *legend(box.left, box.top - 8, names)]

@@ -10,6 +10,8 @@ from kvtrio.replay.analysis.style import STYLE
 from kvtrio.replay.analysis.table import Kind, Table, duration, shown
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+SHORT = 16
+"""Tables of so many rows are not split between sheets of paper."""
 SECTIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("What was reused", ("tokens", "hits_should", "hits_cannot", "hits_apart", "reasons")),
     ("What was lost", ("divergence", "evictions", "intervals", "discards", "moves")),
@@ -25,7 +27,11 @@ PLOTS: dict[str, tuple[tuple[Plot, str], ...]] = {
         (plots.turns_over_time, "Turns by the time at which they ended."),
     ),
     "What was lost": (
-        (plots.tier_usage, "The fullest moment of each interval; below, the average queue."),
+        (
+            plots.tier_usage,
+            "Blocks in use at the fullest moment of each interval, and on average "
+            "requests that run and wait.",
+        ),
     ),
     "How long people waited": (
         (plots.gap_distribution, "Answers by their longest gap, and what it was spent on."),
@@ -100,10 +106,11 @@ def html_table(table: Table) -> str:
         f'<th scope="col"{_css(column.kind)}>{escape(column.label)}</th>'
         for column in table.columns
     )
+    short = " short" if len(table.rows) <= SHORT else ""
     note = f'<p class="note">{escape(table.note)}</p>' if table.note else ""
     return (
         f"<h3>{escape(table.title)}</h3>{note}"
-        f'<div class="scroll"><table><thead><tr>{head}</tr></thead>'
+        f'<div class="scroll{short}"><table><thead><tr>{head}</tr></thead>'
         f"<tbody>{''.join(_rows(table, kinds))}</tbody></table></div>\n"
     )
 

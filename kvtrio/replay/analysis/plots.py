@@ -16,6 +16,7 @@ from kvtrio.replay.analysis.svg import (
     plot,
     rect,
     ticks,
+    time_ticks,
     words,
 )
 from kvtrio.replay.analysis.table import duration
@@ -99,7 +100,7 @@ def turns_over_time(figures: Figures) -> str:
                 wide = (box.right - box.left) / len(slices)
                 parts.append(rect(left, top, wide - 0.7, y(base) - top, kind, title))
                 base += number
-    parts += bottom_axis(box, x, ticks(x.high, 6), duration)
+    parts += bottom_axis(box, x, time_ticks(x.high), duration)
     shown = [kind for index, kind in enumerate(CLASSES) if any(e.turns[index] for e in slices)]
     parts += legend(box.left, 16, [(kind, CLASS_LABELS[kind]) for kind in shown])
     return plot(232, "Turns over time, by whether they hit", parts)
@@ -155,7 +156,7 @@ def tier_usage(figures: Figures) -> str:
     z = Scale(0, most, lower.bottom, lower.top)
     parts += left_axis(lower, z, ticks(most, 3), lambda number: f"{number:,.0f}")
     parts += _curves(figures, counts, x, z)
-    parts += bottom_axis(lower, x, ticks(x.high, 6), duration)
+    parts += bottom_axis(lower, x, time_ticks(x.high), duration)
     parts += legend(lower.left, lower.top - 14, [("running", "running"), ("waiting", "waiting")])
     return plot(lower.bottom + 32, "How full the tiers were", parts)
 

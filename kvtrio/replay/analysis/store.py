@@ -33,9 +33,9 @@ MACROS = (
              WHEN regexp_full_match(x, '[0-9]{1,9}') THEN '#' || x END""",
     """CREATE MACRO adapters_of(x, kind) AS
         CASE WHEN kind IS NULL AND regexp_full_match(x, '[0-9a-f]{16}') THEN x
-             WHEN kind IS NOT NULL THEN nullif(replace(array_to_string(regexp_extract_all(x,
-                 '"alias":"(a[0-9]{1,6}"(,"scale":[-+.e0-9]{1,24})?)', 1), ' + '),
-                 '","scale":', ' x '), '') END""",
+             WHEN kind IS NOT NULL THEN nullif(replace(replace(array_to_string(
+                 regexp_extract_all(x, '"alias":"(a[0-9]{1,6}"(,"scale":[-+.e0-9]{1,24})?)', 1),
+                 ' + '), '","scale":', ' x '), '"', ''), '') END""",
 )
 STATUS = """CASE
     WHEN event IS NULL AND kind IS NULL THEN 'bad'
@@ -183,6 +183,6 @@ def _translated() -> Iterator[None]:
     except duckdb.OutOfMemoryException:
         raise AnalysisError("more memory is needed than --memory-mib allows") from None
     except duckdb.InvalidInputException:
-        raise AnalysisError("a file holds no lines, or a line longer than 16 MiB") from None
+        raise AnalysisError("a file is no log: it has a line longer than 16 MiB") from None
     except (duckdb.IOException, duckdb.HTTPException):
         raise AnalysisError("cannot read a file, or no room for temporary files") from None

@@ -42,6 +42,7 @@ th, td {{ padding: .22rem .7rem .22rem 0; text-align: right; white-space: nowrap
 th {{ color: var(--soft); font-weight: 500; vertical-align: bottom; white-space: normal;
   border-bottom: 1px solid var(--rule); }}
 th.text, td.text {{ text-align: left; padding-right: 1.2rem; }}
+th + th.text, td + td.text {{ padding-left: .3rem; }}
 tr.first td {{ border-top: 1px solid var(--rule); }}
 tr:hover td {{ background: var(--panel); }}
 .axis {{ stroke: var(--soft); stroke-width: 1; }}
@@ -65,12 +66,13 @@ tr:hover td {{ background: var(--panel); }}
 @media print {{
   :root {{ color-scheme: light; {LIGHT} }}
   @page {{ margin: 14mm; }}
-  body {{ padding: 0; max-width: none; font-size: 10pt; }}
-  figure, .facts, tr, h2, h3 {{ break-inside: avoid; }}
+  html {{ font-size: 12px; }}
+  body {{ padding: 0; max-width: none; font-size: 12px; }}
+  figure, .facts, .short, tr, h2, h3 {{ break-inside: avoid; }}
   h2, h3, thead {{ break-after: avoid; }}
   .scroll {{ overflow: visible; }}
-  table {{ font-size: 7.5pt; width: 100%; }}
-  th, td {{ padding-right: .4rem; }}
+  table {{ font-size: 9.5px; }}
+  th, td {{ padding-right: .7rem; }}
   * {{ print-color-adjust: exact; -webkit-print-color-adjust: exact; }}
 }}
 """

@@ -48,6 +48,17 @@ def ticks(high: float, about: int = 5) -> list[float]:
     return [step * number for number in range(int(high / step + 1e-9) + 1)]
 
 
+TIME_STEPS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 28800, 86400)
+
+
+def time_ticks(high: float, about: int = 6) -> list[float]:
+    """The same for seconds, in steps that clocks have."""
+    step = next((step for step in TIME_STEPS if step * about >= high), 0)
+    if high < TIME_STEPS[0] * about or not step:
+        return ticks(high, about)
+    return [float(step * number) for number in range(int(high / step + 1e-9) + 1)]
+
+
 def plot(height: float, label: str, parts: Iterable[str]) -> str:
     """A whole picture; ``label`` says what it shows to those who do not see it."""
     return (

@@ -20,7 +20,8 @@ NEAR = 64
 _LOGGED = """
     SELECT
         'log' AS origin, timestamp AS ended, CAST(reason AS VARCHAR) AS reason, place, request_id,
-        num_prompt_tokens AS prompt, num_cached_tokens AS cached, num_computed_tokens AS computed,
+        num_prompt_tokens AS prompt, coalesce(num_cached_tokens, 0) AS cached,
+        coalesce(num_computed_tokens, 0) AS computed,
         coalesce(num_generated_tokens, 0) AS generated,
         coalesce(num_device_tokens, 0) AS device, coalesce(num_host_tokens, 0) AS ram,
         num_disk_tokens AS disk, coalesce(num_recomputed_tokens, 0) AS again,
@@ -42,11 +43,12 @@ _REPLAYED = f"""
         coalesce(num_prompt_tokens, 0) AS prompt,
         coalesce(num_cached_tokens, 0), num_prompt_tokens - num_cached_tokens,
         coalesce(num_generated_tokens, 0),
-        CASE WHEN path = 'resident' THEN coalesce(num_cached_tokens, 0) ELSE 0 END,
-        CASE WHEN path = 'ram' THEN coalesce(num_cached_tokens, 0) ELSE 0 END,
-        NULL, 0, 0, NULL, prefill_s, decode_s, total_s, first_token_s, gap_p50_s, gap_p99_s,
-        gap_max_s, gap_max_s, session, tenant, purpose, retain, adapters IS NOT NULL, adapters,
-        path, miss_reason, turn, false, NULL, NULL, NULL, NULL, NULL, NULL, NULL, scenario_turn
+        CASE WHEN path::VARCHAR = 'resident' THEN coalesce(num_cached_tokens, 0) ELSE 0 END,
+        CASE WHEN path::VARCHAR = 'ram' THEN coalesce(num_cached_tokens, 0) ELSE 0 END,
+        CASE WHEN path::VARCHAR = 'disk' THEN num_cached_tokens END, 0, 0, NULL, prefill_s,
+        decode_s, total_s, first_token_s, gap_p50_s, gap_p99_s, gap_max_s, gap_max_s, session,
+        tenant, purpose, retain, adapters IS NOT NULL, adapters, path,
+        miss_reason, turn, false, NULL, NULL, NULL, NULL, NULL, NULL, NULL, scenario_turn
     FROM good WHERE kind = 'result' AND outcome IN ('done', 'left', 'failed', 'cut')"""
 _IS_UNTOLD = "(origin = 'replay' AND coalesce(getvariable('is_untold'), false))"
 _TURNS = f"""

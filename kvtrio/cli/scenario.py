@@ -1,0 +1,98 @@
+"""``kvtrio scenario``: make, import and look at scenario files."""
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from cyclopts import App, Parameter
+from cyclopts.validators import Number
+
+from kvtrio.cli import exits
+from kvtrio.replay.make_settings import MakeSettings
+
+if TYPE_CHECKING:
+    from kvtrio.replay.scenario import Line
+
+scenario = App(name="scenario", help="Make, import and look at scenario files.")
+
+Out = Annotated[Path, Parameter(help="The scenario file to write.")]
+
+
+@scenario.command
+def make(
+    out: Out,
+    /,
+    *,
+    settings: Annotated[MakeSettings | None, Parameter(name="*")] = None,
+) -> int:
+    """Make up traffic: conversations of several turns, and what happens beside them.
+
+    The same flags give the same scenario.
+    """
+    from kvtrio.replay import maker
+
+    chosen = settings or MakeSettings()
+    if (fault := chosen.fault()) is not None:
+        exits.complain(fault)
+        return exits.USAGE
+    return _written(out, lambda: maker.make(chosen))
+
+
+@scenario.command(name="import")
+def import_trace(
+    kind: Annotated[
+        Literal["mooncake", "azure", "log"],
+        Parameter(help="mooncake (JSON lines), azure (CSV), or log: one that kvtrio wrote."),
+    ],
+    file: Annotated[Path, Parameter(help="The trace.")],
+    out: Out,
+    /,
+    *,
+    shrink: Annotated[
+        int,
+        Parameter(
+            name="--shrink",
+            validator=Number(gte=1),
+            help="Divide all lengths of a trace by this, for small models.",
+        ),
+    ] = 1,
+) -> int:
+    """Turn a traffic trace into a scenario.
+
+    An Azure trace does not say what prompts have in common, and a log only how much of a prompt
+    was known: there it is guessed.
+    """
+    from kvtrio.replay import import_log, imports
+
+    if kind == "mooncake":
+        return _written(out, lambda: imports.import_mooncake(file, shrink))
+    if kind == "azure":
+        return _written(out, lambda: imports.import_azure(file, shrink))
+    return _written(out, lambda: import_log.import_log(file))
+
+
+@scenario.command
+def show(file: Annotated[Path, Parameter(help="A scenario file.")], /) -> int:
+    """Check a scenario file, and say what is in it."""
+    from kvtrio.replay.outline import outline
+    from kvtrio.replay.scenario_file import ScenarioError, read_scenario
+
+    try:
+        found = read_scenario(file)
+    except (ScenarioError, OSError) as error:
+        exits.complain(error)
+        return exits.USAGE
+    for line in outline(found):
+        print(line)
+    return exits.OK
+
+
+def _written(out: Path, lines: "Callable[[], Iterable[Line]]") -> int:
+    from kvtrio.replay.scenario_file import ScenarioError, write_scenario
+
+    try:
+        write_scenario(out, lines())
+    except (ScenarioError, OSError) as error:
+        exits.complain(error)
+        return exits.USAGE
+    return exits.OK
