@@ -6,6 +6,7 @@ from urllib.parse import urlsplit
 
 from kvtrio.backends.base import BackendInfo
 from kvtrio.cli.prepare import Prepared
+from kvtrio.core.config import widest_window
 
 EXAMPLE = """\
 kvtrio: {name} is ready at {url} (Ctrl-C stops it). Try:
@@ -18,6 +19,10 @@ SHORT = "kvtrio: memory is short: past requests get {mib} MiB of RAM (--cache-ra
 STATES = (
     "kvtrio: this model's layers keep a state, so requests resume from checkpoints: {device} of"
     " {mib:.1f} MiB where it runs, {host} more in RAM"
+)
+WINDOWS = (
+    "kvtrio: some of this model's layers see {window} tokens, and keep what requests see now or may"
+    " see again: {device} of {all_device} blocks where it runs, {host} of {all_host} in RAM"
 )
 SCARCE = (
     "kvtrio: {number} checkpoints are few for {places} places: most turns will be computed from the"
@@ -53,13 +58,28 @@ def state_notes(info: BackendInfo, num_places: int) -> list[str]:
     is enough for reuse to be worth a word."""
     bytes_per_state = sum(group.bytes_per_state for group in info.groups)
     if not bytes_per_state:
-        return []
+        return window_notes(info)
     device, host = info.num_state_slots - num_places, info.num_host_state_slots
     mib = bytes_per_state / MIB
     notes = [STATES.format(device=device, mib=mib, host=host)]
     if device + host < ENOUGH * num_places:
         notes.append(SCARCE.format(number=device + host, places=num_places))
     return notes
+
+
+def window_notes(info: BackendInfo) -> list[str]:
+    """The same of a model with sliding windows that are shorter than its requests."""
+    window = widest_window(info.groups)
+    if not window:
+        return []
+    note = WINDOWS.format(
+        window=window,
+        device=info.num_window_blocks,
+        all_device=info.num_blocks,
+        host=info.num_host_window_blocks,
+        all_host=info.num_host_blocks,
+    )
+    return [note]
 
 
 def host_bytes(info: BackendInfo) -> int:

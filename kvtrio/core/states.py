@@ -23,7 +23,7 @@ SLACK = 4
 MAX_GRID = 16
 """Checkpoints in the long stretches of one prompt."""
 WINDOWS_PER_KEPT = 4
-"""There one window in so many is kept."""
+"""Without checkpoints, one window in so many is wanted there."""
 ROLLING_STEPS = 2
 """An answer's checkpoint goes along in steps of so many times the spacing."""
 
@@ -38,10 +38,12 @@ class RequestStates:
     def stops(self, submit: Submit) -> list[int]:
         """Where the prompt's chunks may end, if the last checkpoint is far enough from there."""
         config, num = self.cache.config, len(submit.token_ids)
-        has_any = self.cache.states is not None or self.cache.parts is not None
-        if not has_any or submit.retain is Retain.AUXILIARY:
+        has_states = self.cache.states is not None
+        if submit.retain is Retain.AUXILIARY or not (has_states or config.window):
             return []
-        least = max(config.checkpoint_grid, WINDOWS_PER_KEPT * config.window)
+        least = config.checkpoint_grid
+        if not has_states:
+            least = max(least, WINDOWS_PER_KEPT * config.window)
         grid = least * -(-num // (least * MAX_GRID))
         wanted = {*submit.checkpoints, num - SLACK, *range(grid, num, grid)}
         ends = {position - position % config.block_size for position in wanted}
