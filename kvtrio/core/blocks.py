@@ -58,8 +58,10 @@ class Part:
     """Requests whose next tokens see it, plus copies under way from it."""
     is_wanted: bool = False
     """Somebody may want to resume where it is seen."""
+    worth: float = 0.0
+    """Cost to compute again what can be resumed from while it is there; see ``parts``."""
     value: float = 0.0
-    """Eviction order within a tier; see ``parts``."""
+    """Eviction order within a tier: its worth on the tier's clock."""
     end: int = 0
     """Position of the last one that let it go."""
     pinned_until_s: float = 0.0

@@ -76,11 +76,11 @@ class Parts:
         if part.block.key is None:
             self.drop(part)
         else:
-            self.order[part.tier].add(part, now)
+            self._enter(part, now)
 
     def keep(self, part: Part, position: int) -> None:
         """Somebody may go on from ``position``, which sees the part: it is worth what that is."""
-        part.value = self.order[part.tier].level + self.worth(position)
+        part.worth = self.worth(position)
         part.is_wanted, part.end = True, position
 
     def worth(self, position: int) -> float:
@@ -134,10 +134,10 @@ class Parts:
 
     def _make_room_in_ram(self, victim: Part, now: float) -> bool:
         """Room for a part that leaves the device; False if RAM holds nothing worth less."""
-        ram, device = self.order[Tier.HOST], self.order[Tier.DEVICE]
+        ram = self.order[Tier.HOST]
         while self.num_used[Tier.HOST] >= self.limits[Tier.HOST]:
             lowest = ram.lowest(now)
-            if lowest is None or lowest.value - ram.level > victim.value - device.level:
+            if lowest is None or lowest.value > ram.level + victim.worth:
                 return False
             ram.rise(lowest)
             self._lose(lowest, now)
@@ -146,7 +146,13 @@ class Parts:
     def _demote(self, part: Part, now: float) -> None:
         self.order[Tier.DEVICE].discard(part)
         self._transfer(part, Tier.HOST)
-        self.order[Tier.HOST].add(part, now)
+        self._enter(part, now)
+
+    def _enter(self, part: Part, now: float) -> None:
+        """Among those that may go."""
+        order = self.order[part.tier]
+        part.value = order.level + part.worth
+        order.add(part, now)
 
     def _lose(self, part: Part, now: float) -> None:
         block = part.block

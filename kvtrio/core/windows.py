@@ -96,8 +96,7 @@ class RequestWindows:
         if block.key is not None:
             part.is_wanted = part.is_wanted or self._is_wanted(request, block)
             worth = self.parts.worth(block.end) * PASSED_SHARE if part.is_wanted else 0.0
-            part.value = self.parts.order[part.tier].level + worth
-            part.end = request.num_computed_tokens
+            part.worth, part.end = worth, request.num_computed_tokens
         self.parts.release(part, now)
 
     def _is_wanted(self, request: Request, block: Block) -> bool:
