@@ -43,7 +43,7 @@ from kvtrio.core.config import Group
 from kvtrio.core.identity import AdapterUse
 from kvtrio.core.sampling import MASK
 from kvtrio.core.types import BlockId, RequestId, StateClass, Tier
-from kvtrio.model.gguf_file import GGUFFile
+from kvtrio.model.model_file import ModelFile
 from kvtrio.model.spec import ModelSpec
 
 BYTES_PER_VALUE = 2
@@ -113,7 +113,7 @@ class SimBackend:
         self._num_adapters = 0
 
     @classmethod
-    def load(cls, file: GGUFFile, spec: ModelSpec, settings: BackendSettings) -> Self:
+    def load(cls, file: ModelFile, spec: ModelSpec, settings: BackendSettings) -> Self:
         """A stand-in for the model of ``file``: its groups and vocabulary, none of its weights."""
         # As many as the model itself would have: a token's state is kilobytes there, not 24 bytes.
         real_groups = core_groups(layer_groups(spec), BYTES_PER_VALUE, settings.max_context)

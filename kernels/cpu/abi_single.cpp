@@ -78,8 +78,7 @@ static int32_t run_products(kvt_team* team, const kvt::Product* products, int co
     if (products[i].gate) forms |= kvt::input_form(products[i].gate->type);
   }
   const kvt::Region memory(static_cast<size_t>(kvt::input_bytes(n, cols, forms)));
-  const auto scratch = static_cast<size_t>(kvt::multiply_scratch(cols));
-  if (!memory.data() || !team->team.reserve_scratch(scratch)) throw std::bad_alloc();
+  if (!memory.data()) throw std::bad_alloc();
   kvt::Input input;
   kvt::input_bind(input, memory.data(), n, cols, forms);
   auto stage = [&](kvt::Worker& worker) {

@@ -80,11 +80,13 @@ inline void attend_direct(const RowBlock& block, int64_t tile, const Strips& str
   const AttentionShape& shape = *block.shape;
   const int64_t steps = shape.layout.head_dim / Keys::kPerLane, width = shape.width;
   const int64_t loads = kStrip / Values::kPerLane * width / 16;  // of a strip of values
+  const bool once = shape.call->num_chunks == 1;  // several may have a prefix in common
   TileScales scales;
   unpack_scales<key_type, value_type>(shape, strips, scales);
   const KeyTile<StripKeys<key_type>, StripValues<value_type>> factors{
-      {strips, scales.keys, num_scales(shape.layout.head_dim), shape.value_bytes / steps},
-      {strips, next, scales.values, num_scales(shape.width), width, shape.key_bytes / loads},
+      {strips, scales.keys, num_scales(shape.layout.head_dim), shape.value_bytes / steps, once},
+      {strips, next, scales.values, num_scales(shape.width), width, shape.key_bytes / loads,
+       once},
       steps, shape.width, shape.cap};
   attend_tile<Keys, Values>(block, tile, memory, factors);
 }

@@ -35,7 +35,7 @@ inline Strips find_strips(const RowBlock& block, int64_t tile) {
 
 inline void prefetch(const uint8_t* first, int64_t bytes) {
   if (!first) return;
-  for (int64_t i = 0; i < bytes; i += static_cast<int64_t>(kLine)) __builtin_prefetch(first + i);
+  for (int64_t i = 0; i < bytes; i += static_cast<int64_t>(kLine)) fetch_line(first + i, false);
 }
 
 // For a single register tile of rows, expanding would be writing and reading for nothing: numbers
@@ -76,11 +76,12 @@ struct StripKeys {
   const float* scales;
   int64_t num_groups;
   int64_t fetch;
+  bool once;  // no other chunk may read the same
 
   KVT_INLINE Floats load(int64_t step, int64_t column) const {
     const int64_t strip = column / kStrip;
     const uint8_t* const numbers = strips.keys[strip];
-    __builtin_prefetch(strips.values[strip] + step * fetch);
+    fetch_line(strips.values[strip] + step * fetch, once);
     if constexpr (type == KV_F32) {
       return load_numbers<type>(numbers, step * 16);
     } else {
@@ -105,12 +106,13 @@ struct StripValues {
   int64_t num_groups;
   int64_t width;
   int64_t fetch;
+  bool once;
 
   KVT_INLINE Floats load(int64_t step, int64_t column) const {
     constexpr int64_t kPerLane = ArithmeticOf<type>::Type::kPerLane, kRows = kStrip / kPerLane;
     const int64_t strip = step / kRows, row = step % kRows;
     const uint8_t* const numbers = strips.values[strip];
-    __builtin_prefetch(next.keys[strip] + (row * width + column) / 16 * fetch);
+    fetch_line(next.keys[strip] + (row * width + column) / 16 * fetch, once);
     const int64_t first = row * width * kPerLane + column * (type == KV_Q4_0 ? 1 : kPerLane);
     const float* const scale = scales + (strip * num_groups + column / kKvGroup) * kStrip + 2 * row;
     if constexpr (type == KV_F32) {

@@ -16,6 +16,14 @@
 
 namespace kvt {
 
+// Begin to bring a line into the cache. What a step reads `once` shall not displace what it finds
+// there again: a stream of weights past the third cache leaves the interpreter's memory in it, and
+// what lies between two steps takes half the time.
+KVT_INLINE void fetch_line(const void* line, bool once) {
+  if (once) __builtin_prefetch(line, 0, 0);
+  else __builtin_prefetch(line);
+}
+
 #if defined(__AVX512F__)
 constexpr int kLanes = 16;
 #else

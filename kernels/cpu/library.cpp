@@ -12,7 +12,6 @@
 #include "dequantise.hpp"
 #include "multiply.hpp"
 #include "pack.hpp"
-#include "quantise.hpp"
 
 #include "abi.cpp"
 #include "abi_model.cpp"

@@ -52,10 +52,6 @@ int64_t source_row_bytes(int32_t type, int64_t cols);
 void pack_rows(int32_t type, const uint8_t* source, int64_t rows, int64_t cols, uint8_t* target,
                int64_t first_panel, int64_t num_panels);
 
-// Quantise `count` floats, a multiple of 32, to GGUF blocks of Q8_0 (34 bytes for 32): for types
-// that are dequantised at load. d = amax / 127 rounded to f16, quants rounded to nearest even.
-void quantise_q8_0(const float* values, int64_t count, uint8_t* target);
-
 // One row as float32 [cols], the values that gguf.quants.dequantize gives.
 void dequantise_row(const Matrix& matrix, int64_t row, float* out);
 
@@ -100,11 +96,8 @@ struct Product {
 };
 
 // A stage: all threads call it with the same arguments, and a barrier follows. The products share
-// one input. Uses the first multiply_scratch() bytes of every worker's scratch.
+// one input.
 void multiply(Worker& worker, const Input& input, const Product* products, int num_products);
-
-// Bytes of worker.scratch for products of up to `cols` inputs.
-inline int64_t multiply_scratch(int64_t /*cols*/) { return 0; }  // all is done in registers
 
 // up[i] *= act(gate[i]): what a product with a gate does, for gates that adapters have changed.
 void gate_values(float* up, const float* gate, int64_t count, int32_t activation);

@@ -27,7 +27,7 @@ inline Fetch fetch_for(const Matrix& matrix, const Unit& unit, int64_t tile) {
   const int64_t lines = divide_up(bytes, kLine * steps * num_tiles(unit));
   const int64_t ahead = num_tiles(unit) == 1 ? kAhead : bytes + tile * steps * lines * kLine;
   return {panel_at(matrix, unit.panel) + ahead, panel_at(matrix, unit.end_panel),
-          static_cast<int>(lines)};
+          static_cast<int>(lines), num_tiles(unit) == 1};
 }
 
 // The inputs of a block of six rows.

@@ -18,9 +18,10 @@ struct Fetch {
   const uint8_t* next;
   const uint8_t* end;
   int lines;
+  bool once;  // no other tile reads it
 
   KVT_INLINE void step() {
-    for (int i = 0; i < lines && next < end; ++i, next += kLine) __builtin_prefetch(next);
+    for (int i = 0; i < lines && next < end; ++i, next += kLine) fetch_line(next, once);
   }
 };
 

@@ -124,13 +124,12 @@ inline bool allocate_memory(kvt_model& model) {
   memory.own_row_bytes = static_cast<int64_t>(round_up(static_cast<size_t>(4 * needs.cols), kLine));
   const int64_t own = kPrivateRows * memory.own_row_bytes + needs.own_input;
   memory.own_bytes = static_cast<int64_t>(round_up(static_cast<size_t>(own), 4096));
-  const int64_t worker = std::max(multiply_scratch(needs.cols), needs.attention_worker);
   return allocate_buffers(model, needs) && reserve(memory.inputs, needs.input) &&
          reserve(memory.own_inputs, memory.own_bytes * model.team->num_threads()) &&
          reserve(memory.rotations, 4 * 2 * model.max_rows * num_pairs) &&
          reserve(memory.attention, needs.attention_shared) &&
          make_sampler(model.sampler, model.vocab_size, model.max_sampled) &&
-         model.team->reserve_scratch(static_cast<size_t>(worker));
+         model.team->reserve_scratch(static_cast<size_t>(needs.attention_worker));
 }
 
 inline int64_t memory_bytes(const kvt_model& model) {

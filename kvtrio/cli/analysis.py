@@ -1,36 +1,30 @@
 """What ``kvtrio analyze`` does with its flags: read, print, write."""
 
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from attrs import frozen
 
 from kvtrio.cli import exits
+from kvtrio.cli.analyze import AnalyzeOptions
 from kvtrio.replay.analysis.compare import compare, difference_table
 from kvtrio.replay.analysis.compare_page import comparison_page
 from kvtrio.replay.analysis.compare_text import text_comparison
 from kvtrio.replay.analysis.errors import AnalysisError
-from kvtrio.replay.analysis.export import write_csv, write_json, write_text
+from kvtrio.replay.analysis.export import try_file, write_csv, write_json, write_text
 from kvtrio.replay.analysis.page import report_page
-from kvtrio.replay.analysis.report import Report, report_of
-from kvtrio.replay.analysis.store import open_store
+from kvtrio.replay.analysis.report import report_of
+from kvtrio.replay.analysis.store import Store, open_store, total_bytes
 from kvtrio.replay.analysis.table import Table
 from kvtrio.replay.analysis.text import text_report
 from kvtrio.replay.analysis.times import Limits
 
-
-@frozen(kw_only=True)
-class Wishes:
-    """What the command line said."""
-
-    logs: tuple[Path, ...]
-    is_comparison: bool
-    json_file: Path | None
-    csv_folder: Path | None
-    html_file: Path | None
-    limits: tuple[float, float | None]
-    """Seconds: to the first token, between two tokens."""
-    memory_mib: int
+LONG_BYTES = 200_000_000
+CLEAR_LINE = "\r\x1b[K"
 
 
 @frozen
@@ -43,50 +37,80 @@ class Written:
     page: str
 
 
-def run_analysis(wishes: Wishes) -> int:
+def run_analysis(logs: tuple[Path, ...], options: AnalyzeOptions) -> int:
     """Return the exit code."""
     try:
-        _check(wishes)
-        written = _compared(wishes) if wishes.is_comparison else _reported(wishes)
+        _check(logs, options)
+        with _interrupted_by(signal.SIGTERM, signal.SIGHUP):
+            written = _compared(logs, options) if options.compare else _reported(logs, options)
         print(written.text)
-        if wishes.json_file is not None:
-            write_json(wishes.json_file, written.plain)
-        if wishes.csv_folder is not None:
-            write_csv(wishes.csv_folder, written.tables)
-        if wishes.html_file is not None:
-            write_text(wishes.html_file, written.page)
+        if options.json_file is not None:
+            write_json(options.json_file, written.plain)
+        if options.csv_folder is not None:
+            write_csv(options.csv_folder, written.tables)
+        if options.html_file is not None:
+            write_text(options.html_file, written.page)
     except AnalysisError as error:
         exits.complain(error)
         return exits.USAGE
     return exits.OK
 
 
-def _check(wishes: Wishes) -> None:
-    if not wishes.logs:
+@contextmanager
+def _interrupted_by(*signals: signal.Signals) -> Iterator[None]:
+    """End as by Ctrl-C, so that the temporary files go; as before when the block ends."""
+    before = [signal.signal(each, signal.default_int_handler) for each in signals]
+    try:
+        yield
+    finally:
+        for each, handler in zip(signals, before, strict=True):
+            signal.signal(each, handler)
+
+
+def _check(logs: tuple[Path, ...], options: AnalyzeOptions) -> None:
+    if not logs:
         raise AnalysisError("name a log")
-    if wishes.is_comparison and len(wishes.logs) != 2:
+    if options.compare and len(logs) != 2:
         raise AnalysisError("--compare takes two files")
-    if not wishes.is_comparison and len({path.resolve() for path in wishes.logs}) < len(
-        wishes.logs
-    ):
+    resolved = {path.resolve() for path in logs}
+    if not options.compare and len(resolved) < len(logs):
         raise AnalysisError("a file is named twice, and would count twice")
+    for path in (options.json_file, options.html_file):
+        if path is not None and path.resolve() in resolved:
+            raise AnalysisError(f"{path} is a log, and would be written over")
+        if path is not None:
+            try_file(path)
 
 
-def _reported(wishes: Wishes) -> Written:
-    report = _report(wishes, wishes.logs)
+def _reported(logs: tuple[Path, ...], options: AnalyzeOptions) -> Written:
+    with _opened(logs, options) as store:
+        report = report_of(store, _limits(options))
     return Written(text_report(report), report.plain(), report.tables, report_page(report))
 
 
-def _report(wishes: Wishes, paths: tuple[Path, ...]) -> Report:
-    with open_store(paths, wishes.memory_mib) as store:
-        return report_of(store, Limits(*wishes.limits))
+def _limits(options: AnalyzeOptions) -> Limits:
+    gap_ms = options.gap_ms
+    return Limits(options.first_token_ms / 1e3, None if gap_ms is None else gap_ms / 1e3)
 
 
-def _compared(wishes: Wishes) -> Written:
+@contextmanager
+def _opened(paths: tuple[Path, ...], options: AnalyzeOptions) -> Iterator[Store]:
+    """Says what takes a while, to whoever looks."""
+    size = total_bytes(paths)
+    is_long = size > LONG_BYTES and sys.stderr.isatty()
+    if is_long:
+        print(f"reading {size / 1e9:.1f} GB...", end="", file=sys.stderr, flush=True)
+    with open_store(paths, options.memory_mib) as store:
+        if is_long:
+            print(CLEAR_LINE, end="", file=sys.stderr, flush=True)
+        yield store
+
+
+def _compared(logs: tuple[Path, ...], options: AnalyzeOptions) -> Written:
     """Both are read before either is asked: what one server does not tell is asked of neither."""
-    limits = Limits(*wishes.limits)
-    a, b = ((path,) for path in wishes.logs)
-    with open_store(a, wishes.memory_mib) as first, open_store(b, wishes.memory_mib) as second:
+    limits = _limits(options)
+    a, b = ((path,) for path in logs)
+    with _opened(a, options) as first, _opened(b, options) as second:
         comparison = compare(first, second, limits)
     tables = (difference_table(comparison.differences), *comparison.tables)
     page = comparison_page(comparison)

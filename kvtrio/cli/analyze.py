@@ -3,20 +3,16 @@
 from pathlib import Path
 from typing import Annotated
 
+from attrs import frozen
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
 
-def analyze(
-    logs: Annotated[
-        list[Path],
-        Parameter(
-            help="Logs of `kvtrio serve` or of a simulation, or results of a replay, also packed "
-            "with gzip or zstd. Several are read as one."
-        ),
-    ],
-    /,
-    *,
+@Parameter(name="*")
+@frozen(kw_only=True)
+class AnalyzeOptions:
+    """What is asked, and where the answer goes beside the terminal."""
+
     compare: Annotated[
         bool,
         Parameter(
@@ -24,21 +20,21 @@ def analyze(
             negative="",
             help="Put two files side by side, A and B, with the noise of each difference.",
         ),
-    ] = False,
+    ] = False
     json_file: Annotated[
         Path | None, Parameter(name="--json", help="Also write all tables to this file, as JSON.")
-    ] = None,
+    ] = None
     csv_folder: Annotated[
         Path | None,
         Parameter(name="--csv", help="Also write each table into this folder, as a CSV file."),
-    ] = None,
+    ] = None
     html_file: Annotated[
         Path | None,
         Parameter(
             name="--html",
             help="Also write one page with tables and plots, which needs nothing else.",
         ),
-    ] = None,
+    ] = None
     first_token_ms: Annotated[
         float,
         Parameter(
@@ -46,7 +42,7 @@ def analyze(
             validator=Number(gt=0),
             help="Goodput: a request's first token is in time within this.",
         ),
-    ] = 1000.0,
+    ] = 1000.0
     gap_ms: Annotated[
         float | None,
         Parameter(
@@ -55,15 +51,28 @@ def analyze(
             help="Goodput and stalls: an answer that pauses longer is late. Default: the bound "
             "that the server had, else 100.",
         ),
-    ] = None,
+    ] = None
     memory_mib: Annotated[
         int,
         Parameter(
             name="--memory-mib",
-            validator=Number(gte=64),
+            validator=Number(gte=256),
             help="What the database may use; what does not fit lies on disk, in $TMPDIR.",
         ),
-    ] = 384,
+    ] = 384
+
+
+def analyze(
+    logs: Annotated[
+        list[Path],
+        Parameter(
+            help="Logs of `kvtrio serve` or of `kvtrio simulate`, or results of `kvtrio replay`, "
+            "also packed with gzip or zstd. Several are read as one."
+        ),
+    ],
+    /,
+    *,
+    options: AnalyzeOptions | None = None,
 ) -> int:
     """Turn logs into tables and plots: hits and misses, reasons, waiting, stalls, shares.
 
@@ -76,17 +85,6 @@ def analyze(
     Exit codes: 0 done, 2 something does not fit (one line says what), 130 interrupted, 1 a fault.
     """
     # The database takes a while to import; --help does without it.
-    from kvtrio.cli.analysis import Wishes, run_analysis
+    from kvtrio.cli.analysis import run_analysis
 
-    limits = first_token_ms / 1e3, None if gap_ms is None else gap_ms / 1e3
-    return run_analysis(
-        Wishes(
-            logs=tuple(logs),
-            is_comparison=compare,
-            json_file=json_file,
-            csv_folder=csv_folder,
-            html_file=html_file,
-            limits=limits,
-            memory_mib=memory_mib,
-        )
-    )
+    return run_analysis(tuple(logs), options or AnalyzeOptions())

@@ -14,6 +14,7 @@ from kvtrio.cli.fetch import fetch
 from kvtrio.cli.replay import replay
 from kvtrio.cli.scenario import scenario
 from kvtrio.cli.serve import serve
+from kvtrio.cli.session import session
 from kvtrio.cli.simulate import calibrate, simulate
 from kvtrio.cli.streams import OutputError, steady_streams
 
@@ -36,6 +37,7 @@ app.command(bench)
 app.command(analyze)
 app.command(replay)
 app.command(scenario)
+app.command(session)
 app.command(simulate)
 app.command(calibrate)
 

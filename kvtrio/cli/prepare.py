@@ -23,7 +23,9 @@ from kvtrio.model.architectures import read_spec
 from kvtrio.model.builtin_templates import BUILTIN_TEMPLATES
 from kvtrio.model.digest import content_digest
 from kvtrio.model.fetch import CATALOGUE, default_cache_dir, fetch
-from kvtrio.model.gguf_file import GGUFFile, open_gguf
+from kvtrio.model.folder import CONFIG
+from kvtrio.model.model_file import ModelFile
+from kvtrio.model.opening import open_model
 from kvtrio.model.spec import ModelSpec
 from kvtrio.model.template import ChatTemplate, check_usable, load_template
 from kvtrio.model.tokenizer import Tokenizer, load_tokenizer
@@ -49,7 +51,7 @@ class Prepared:
     backend: Chosen
     backend_settings: BackendSettings
     sockets: list[socket.socket]
-    file: GGUFFile
+    file: ModelFile
     weights: bytes
     """Digest of the model file."""
     spec: ModelSpec
@@ -81,7 +83,7 @@ def prepare(config: ServeConfig, stack: ExitStack) -> Prepared:
     sockets = open_sockets(config.http.host, config.http.port)
     for sock in sockets:
         stack.callback(sock.close)
-    file = stack.enter_context(open_gguf(find_model(config.name, config.model.model)))
+    file = stack.enter_context(open_model(find_model(config.name, config.model.model)))
     spec = read_spec(file)
     adapters = read_adapters(wanted_adapters(config.adapters, _alias(file, config.model)), spec)
     return Prepared(
@@ -118,15 +120,15 @@ def check_given(config: ServeConfig) -> None:
 
 
 def find_model(argument: str | None, flag: str | None) -> Path:
-    """Return the model's file, downloaded if it is one of the catalogue's.
+    """Return the model's file or folder, downloaded if it is one of the catalogue's.
 
-    A file of that name wins over the catalogue.
+    A file or a model's folder of that name wins over the catalogue.
     """
     if argument is not None and flag is not None:
         raise ConfigError("the model was given twice: as MODEL and with --model")
     name = argument or flag or DEFAULT_MODEL
     path = Path(name).expanduser()
-    if path.is_file():
+    if path.is_file() or (path / CONFIG).is_file() or (path.is_dir() and name not in CATALOGUE):
         return path
     if name in CATALOGUE:
         return fetch(name, default_cache_dir(), progress=True)
@@ -204,8 +206,10 @@ def read_text(path: Path, flag: str) -> str:
         raise ConfigError(f"{flag} {path}: not UTF-8 text") from None
 
 
-def _served(file: GGUFFile, spec: ModelSpec, settings: ModelSettings) -> ServedModel:
-    tokenizer = load_tokenizer(file.metadata, pause=Pacer(time.thread_time, time.sleep))
+def _served(file: ModelFile, spec: ModelSpec, settings: ModelSettings) -> ServedModel:
+    tokenizer = load_tokenizer(
+        file.metadata, cutting=file.pre_tokenizer, pause=Pacer(time.thread_time, time.sleep)
+    )
     template = _template(file, tokenizer, settings.chat_template)
     return ServedModel(
         alias=_alias(file, settings),
@@ -221,11 +225,12 @@ def _served(file: GGUFFile, spec: ModelSpec, settings: ModelSettings) -> ServedM
     )
 
 
-def _alias(file: GGUFFile, settings: ModelSettings) -> str:
-    return settings.alias or file.path.stem
+def _alias(file: ModelFile, settings: ModelSettings) -> str:
+    own = file.path.resolve().name if file.path.is_dir() else file.path.stem
+    return settings.alias or own
 
 
-def _template(file: GGUFFile, tokenizer: Tokenizer, given: str | None) -> ChatTemplate:
+def _template(file: ModelFile, tokenizer: Tokenizer, given: str | None) -> ChatTemplate:
     is_file = given is not None and given not in BUILTIN_TEMPLATES
     override = read_template(Path(given)) if is_file and given else given
     template = load_template(file.metadata, override, tokenizer.bos_text, tokenizer.eos_text)
@@ -242,7 +247,7 @@ def read_template(path: Path) -> str:
     return text
 
 
-def _template_note(file: GGUFFile, template: ChatTemplate, given: str | None) -> str | None:
+def _template_note(file: ModelFile, template: ChatTemplate, given: str | None) -> str | None:
     if given is not None or file.metadata.get("tokenizer.chat_template"):
         return None
     return f"the model has no chat template; {template.name} stands in (--chat-template changes it)"
@@ -255,7 +260,7 @@ def _num_values(shape: tuple[int, ...]) -> int:
     return count
 
 
-def _ftype(file: GGUFFile) -> str:
+def _ftype(file: ModelFile) -> str:
     """Name of the file's main tensor type, as llama.cpp writes it in ``general.file_type``."""
     number = file.metadata.get("general.file_type")
     names = {kind.value: kind.name for kind in gguf.LlamaFileType}

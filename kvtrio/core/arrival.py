@@ -30,6 +30,8 @@ class Arrival:
     trail: TokenTrail
     pieces: deque[Incoming]
     """Not there yet."""
+    is_fetched: bool = False
+    """From the disk tier, for a request."""
     num_tokens: int = 0
     """So many from the start are there."""
     known: list[Block] = field(init=False, factory=list)
@@ -89,6 +91,8 @@ class Entrance:
         block = cache.publish(own, Position(parent, arrival.trail), piece.num_tokens, now)
         assert block is own, "nothing there has its tokens"
         block.is_from_disk = True
+        if cache.keeper is not None and piece.is_kept:
+            cache.keeper.forget_block(block)
         path.append(block)
         self._fill(block, piece, now)
 
@@ -127,7 +131,9 @@ class Entrance:
             return
         if (slot := states.spare(now)) is not None:
             self.cache.load(Load(slot.places, piece.parts, slot.tier))
-            states.hand_over(block, piece.num_tokens, slot)
+            found = states.hand_over(block, piece.num_tokens, slot)
+            if self.cache.keeper is not None and piece.is_kept and found is not None:
+                self.cache.keeper.forget_state(found)
 
 
 def has_sizes(config: CoreConfig, piece: Incoming) -> bool:

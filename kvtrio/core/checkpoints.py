@@ -14,6 +14,7 @@ from attrs import define, field
 from kvtrio.core.blocks import Block, Checkpoint, Slot
 from kvtrio.core.eviction import FAR_TOKENS, Candidates
 from kvtrio.core.index import Match
+from kvtrio.core.keeping import Keeper
 from kvtrio.core.slots import Slots
 from kvtrio.core.types import Tier
 
@@ -31,6 +32,8 @@ class Checkpoints(Slots):
 
     blocks: dict[Tier, Candidates]
     """Blocks behind which no checkpoint is left are worth nothing."""
+    keeper: Keeper | None = None
+    """None: there is no disk tier."""
     heaps: dict[Tier, list[Entry]] = field(init=False)
     level: float = field(init=False, default=0.0)
     """Value of the last one lost."""
@@ -80,6 +83,8 @@ class Checkpoints(Slots):
         both = (*block.checkpoints, checkpoint)
         block.checkpoints = tuple(sorted(both, key=lambda each: each.offset))
         _count(block)
+        if self.keeper is not None:
+            self.keeper.state_comes(checkpoint)
         self._enter(checkpoint)
         if earlier := _before(checkpoint):
             self._push(earlier)
@@ -100,6 +105,8 @@ class Checkpoints(Slots):
             self.drop(checkpoint, now)
 
     def drop(self, checkpoint: Checkpoint, now: float) -> None:
+        if self.keeper is not None:
+            self.keeper.forget_state(checkpoint)
         checkpoint.entry = 0
         block: Block | None = checkpoint.block
         assert block is not None
@@ -148,6 +155,8 @@ class Checkpoints(Slots):
 
     def _lose(self, victim: Checkpoint, now: float) -> None:
         self.level = max(self.level, self.value(victim))
+        if self.keeper is not None:
+            self.keeper.state_goes(victim)
         self.drop(victim, now)
 
     # --- order ---

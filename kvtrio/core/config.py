@@ -56,6 +56,8 @@ class CoreConfig:
     0 where there are no such groups."""
     num_host_state_slots: int = 0
     """The same in RAM, all for checkpoints."""
+    disk_bytes: int = 0
+    """Of all files of the disk tier; 0: there is none."""
     num_host_window_blocks: int = field()
     """Per group with a sliding window, in RAM; by default as many as ``num_host_blocks``."""
     checkpoint_spacing: int = 32

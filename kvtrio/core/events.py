@@ -5,12 +5,12 @@ from typing import Protocol
 from attrs import field, frozen
 
 from kvtrio.core.batch import Sampled
-from kvtrio.core.explain import CacheReport
+from kvtrio.core.explain import CacheReport, Found
 from kvtrio.core.heads import Wanted
 from kvtrio.core.identity import Segment, TokenTrail
 from kvtrio.core.messages import message
 from kvtrio.core.sampling import SamplingParams
-from kvtrio.core.stored import Incoming
+from kvtrio.core.stored import Incoming, Stored, StoreFault
 from kvtrio.core.types import FinishReason, GapCause, RejectReason, RequestId, Retain
 
 
@@ -143,7 +143,27 @@ class Erase:
     namespace: bytes = b""
 
 
-Input = Submit | Abort | Drain | Tick | Read | Bring | Hold | Erase
+@frozen
+class Written:
+    """A ``keeping.Write`` has ended."""
+
+    key: bytes
+    state_offset: int
+    size: int | None
+    """Of the file; None: it failed, and there is none."""
+
+
+@frozen
+class Fetched:
+    """What a ``keeping.Fetch`` found, in its order; None where it failed."""
+
+    number: int
+    stored: tuple[Stored | None, ...] = field(eq=False)
+    faults: tuple[StoreFault, ...] = ()
+    """Of those that failed."""
+
+
+Input = Submit | Abort | Drain | Tick | Read | Bring | Hold | Erase | Written | Fetched
 
 # --- outputs ---
 
@@ -244,11 +264,10 @@ class Finished:
 
 @frozen
 class Cached:
-    """``num_tokens`` more of a prompt were found, ``num_host_tokens`` of them in RAM."""
+    """More of a prompt was found."""
 
     request_id: RequestId
-    num_tokens: int
-    num_host_tokens: int
+    found: Found
     report: CacheReport
 
 

@@ -14,13 +14,12 @@ from collections.abc import Iterable, Sequence
 from attrs import define, field, frozen
 
 from kvtrio.core.arrival import LEAST_BYTES, Arrival, Entrance
-from kvtrio.core.batch import NOWHERE, Batch, Copy, Load, Move, Save, StepResult
+from kvtrio.core.batch import NOWHERE, Batch, Save, StepResult
 from kvtrio.core.heads import Wanted
 from kvtrio.core.identity import KeyMaker
 from kvtrio.core.request import Request
 from kvtrio.core.stored import Stored
 from kvtrio.core.tiers import TieredCache
-from kvtrio.core.types import BlockId, Tier
 
 MOVED_BYTES = 8 << 20
 """Read out, and written in, in front of one step: two or three milliseconds."""
@@ -59,9 +58,11 @@ class Exchange:
     arrivals: deque[Arrival] = field(init=False, factory=deque)
     answers: list[Answer] = field(init=False, factory=list)
     """To be taken."""
+    entered: list[Arrival] = field(init=False, factory=list)
+    """Those from the disk tier that are in memory, to be taken."""
     entrance: Entrance = field(init=False)
-    _takers: list[tuple[_Reading, int]] = field(init=False, factory=list)
-    """Whose the saves of the planned step are, in order."""
+    _takers: list[tuple[_Reading, int] | None] = field(init=False, factory=list)
+    """Whose the saves of the planned step are, in order; None: the keeper's."""
 
     def __attrs_post_init__(self) -> None:
         self.entrance = Entrance(self.cache)
@@ -88,32 +89,54 @@ class Exchange:
             if arrival.pieces:
                 return
             self.arrivals.popleft()
-            self.answers.append(Answer(arrival.number, num_tokens=arrival.num_tokens))
+            if arrival.is_fetched:
+                self.entered.append(arrival)
+            else:
+                self.answers.append(Answer(arrival.number, num_tokens=arrival.num_tokens))
 
-    def plan_saves(self, moves: Sequence[Move]) -> tuple[Save, ...]:
-        """What the next step reads out; last of all that is planned for it. What it moves gets
-        where it is to be only after the saves."""
-        saves, num_left = list[Save](), MOVED_BYTES
-        targets = self._targets(moves)
+    def plan_saves(self, num_bytes: int) -> tuple[Save, ...]:
+        """What the next step reads out, about so many bytes; last of all that is planned for it,
+        but while its moves are still to be taken."""
+        saves = self._leaving(num_bytes)
+        num_left = num_bytes - sum(map(self._num_bytes, saves))
         for reading in self.readings:
             while len(reading.found) < len(reading.wanted) and num_left > 0:
                 wanted = reading.wanted[len(reading.found)]
-                save = wanted.save(self.keys, self.cache.config) if wanted.is_there else None
-                if save is not None and not targets.isdisjoint(self._places(save)):
-                    break
-                reading.found.append(None)
-                if save is not None:
+                if wanted.is_there:
+                    save = wanted.save(wanted.head(self.keys), self.cache.config)
+                    if not self.cache.is_settled(save):
+                        break
                     saves.append(save)
-                    self._takers.append((reading, len(reading.found) - 1))
+                    self._takers.append((reading, len(reading.found)))
                     reading.num_open += 1
                     num_left -= self._num_bytes(save)
+                reading.found.append(None)
         self._answer()
         return tuple(saves)
+
+    def _leaving(self, num_bytes: int) -> list[Save]:
+        """What goes to disk, and as much of it as may be read out now."""
+        saves = list[Save]()
+        keeper, num_left = self.cache.keeper, num_bytes
+        for save, entry in keeper.take_leaving() if keeper else ():
+            if num_left > 0:
+                saves.append(save)
+                self._takers.append(None)
+                num_left -= self._num_bytes(save)
+            else:
+                assert keeper is not None
+                keeper.give_up(entry)
+        return saves
 
     def book(self, batch: Batch, result: StepResult) -> None:
         """The step has run."""
         takers, self._takers = self._takers, []
-        for save, parts, (reading, at) in zip(batch.saves, result.saved, takers, strict=True):
+        for save, parts, taker in zip(batch.saves, result.saved, takers, strict=True):
+            if taker is None:
+                assert self.cache.keeper is not None
+                self.cache.keeper.write(Stored(save.head, parts))
+                continue
+            reading, at = taker
             reading.found[at] = Stored(save.head, parts)
             reading.num_open -= 1
         self._answer()
@@ -130,23 +153,9 @@ class Exchange:
         answers, self.answers = self.answers, []
         return answers
 
-    def _targets(self, moves: Iterable[Move]) -> set[tuple[Tier, int, BlockId]]:
-        found: set[tuple[Tier, int, BlockId]] = set()
-        for move in moves:
-            if isinstance(move, Copy):
-                found.add((self._memory(move.target_tier), move.group, move.target))
-            else:
-                found.update(self._places(move))
-        return found
-
-    def _places(self, move: Save | Load) -> list[tuple[Tier, int, BlockId]]:
-        places = [(group, place) for group, place in move.places if place != NOWHERE]
-        if isinstance(move, Load):
-            return [(self._memory(move.tier), group, place) for group, place in places]
-        return [(self._memory(move.tier_of(group)), group, place) for group, place in places]
-
-    def _memory(self, tier: Tier) -> Tier:
-        return Tier.DEVICE if self.cache.config.is_unified else tier
+    def take_entered(self) -> list[Arrival]:
+        entered, self.entered = self.entered, []
+        return entered
 
     def _num_bytes(self, save: Save) -> int:
         config = self.cache.config

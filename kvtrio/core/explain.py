@@ -27,6 +27,7 @@ class CachePath(Enum):
     NONE = "none"
     RESIDENT = "resident"
     RAM = "ram"
+    DISK = "disk"
 
 
 class MissReason(Enum):
@@ -71,6 +72,8 @@ class CacheReport:
     turn: TurnClass = TurnClass.FIRST
     num_device_tokens: int = 0
     num_host_tokens: int = 0
+    num_disk_tokens: int = 0
+    """Of blocks that came from disk, for this request or not, and were not used before."""
     num_matched_tokens: int = 0
     """The longest match of tokens when the request started; later chunks may have added to it, and
     recurrent layers may not be able to resume there."""
@@ -81,20 +84,48 @@ class CacheReport:
     evicted_age_s: float | None = None
     """For ``EVICTED``: how long before this request the missing block was last used."""
 
-    def plus(self, num_device: int, num_host: int) -> "CacheReport":
+    @property
+    def num_reused_tokens(self) -> int:
+        return self.num_device_tokens + self.num_host_tokens + self.num_disk_tokens
+
+    def plus(self, found: "Found") -> "CacheReport":
         """More tokens were found."""
-        host = self.num_host_tokens + num_host
-        device = self.num_device_tokens + num_device
+        device = self.num_device_tokens + found.num_device
+        host = self.num_host_tokens + found.num_host
+        disk = self.num_disk_tokens + found.num_disk
         path = CachePath.RAM if host else CachePath.RESIDENT if device else CachePath.NONE
-        return evolve(self, num_device_tokens=device, num_host_tokens=host, path=path)
+        return evolve(
+            self,
+            num_device_tokens=device,
+            num_host_tokens=host,
+            num_disk_tokens=disk,
+            path=CachePath.DISK if disk else path,
+        )
 
 
-def count_host_tokens(match: Match) -> int:
-    """Tokens of the match that lie in RAM now."""
-    total = sum(len(block.tags) for block in match.blocks if block.tier is Tier.HOST)
-    if match.partial is not None and match.partial.tier is Tier.HOST:
-        total += match.num_partial
-    return total
+@frozen
+class Found:
+    """Tokens by where they lie."""
+
+    num_device: int
+    num_host: int
+    num_disk: int
+
+    @property
+    def num_tokens(self) -> int:
+        return self.num_device + self.num_host + self.num_disk
+
+
+def found_in(match: Match, num_more: int) -> Found:
+    """Where the tokens of a match lie, of which ``num_more`` count."""
+    blocks = [(block, len(block.tags)) for block in match.blocks]
+    if match.partial is not None:
+        blocks.append((match.partial, match.num_partial))
+    disk = sum(num for block, num in blocks if block.is_from_disk)
+    host = sum(num for block, num in blocks if block.tier is Tier.HOST and not block.is_from_disk)
+    disk = min(disk, num_more)
+    host = min(host, num_more - disk)
+    return Found(num_more - disk - host, host, disk)
 
 
 @frozen

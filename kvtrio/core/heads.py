@@ -28,17 +28,21 @@ class Wanted:
             return self.checkpoint.entry != 0
         return self.block.key is not None and self.block.key == self.key
 
-    def save(self, keys: KeyMaker, config: CoreConfig) -> Save:
+    def head(self, keys: KeyMaker) -> StoredHead:
+        if self.checkpoint is not None:
+            return head_of_state(keys, self.checkpoint)
+        return head_of_block(keys, self.block, self.num_tokens)
+
+    def save(self, head: StoredHead, config: CoreConfig) -> Save:
         """How to read it."""
         if self.checkpoint is not None:
             slot = self.checkpoint.slot
-            return Save(head_of_state(keys, self.checkpoint), slot.places, slot.tier)
+            return Save(head, slot.places, slot.tier)
         block, part, windows = self.block, self.block.part, config.window_groups
         places = list(zip(config.token_groups, block.ids, strict=True))
         places += zip(windows, part.ids if part else (NOWHERE,) * len(windows), strict=True)
         # Where parts know one tier, the memory is one, and nobody asks.
         elsewhere = windows if part is not None and part.tier is not block.tier else ()
-        head = head_of_block(keys, block, self.num_tokens)
         return Save(head, tuple(sorted(places)), block.tier, elsewhere)
 
 

@@ -6,17 +6,17 @@ from collections.abc import Iterator
 from kvtrio.core.blocks import Block, Slot
 from kvtrio.core.checkpoints import Checkpoints
 from kvtrio.core.cost import load_of
-from kvtrio.core.invariants_windows import InvariantError, check_parts, check_seen
-from kvtrio.core.invariants_windows import require as _require
+from kvtrio.core.invariants_disk import check_disk
+from kvtrio.core.invariants_windows import check_parts, check_seen
 from kvtrio.core.machine import Core
 from kvtrio.core.policy import Streams
 from kvtrio.core.queue import Held
 from kvtrio.core.request import Request
+from kvtrio.core.rules import InvariantError as InvariantError
+from kvtrio.core.rules import require
 from kvtrio.core.tiers import TieredCache
 from kvtrio.core.types import BlockId, RequestState, Tier
 from kvtrio.core.views import request_view
-
-__all__ = ["InvariantError", "check"]
 
 
 def check(core: Core) -> None:
@@ -31,12 +31,13 @@ def check(core: Core) -> None:
     _check_references(core, cached)
     _check_tiers(core, cached)
     pinned = sum(block.pinned_until_s > 0.0 for block in cached)
-    _require(pinned == core.cache.pins.num_pinned, "pinned blocks are counted")
-    _require(pinned <= core.cache.pins.limit, "pins leave room")
+    require(pinned == core.cache.pins.num_pinned, "pinned blocks are counted")
+    require(pinned <= core.cache.pins.limit, "pins leave room")
     for block in cached:
         _check_standing(core.cache, block)
     _check_states(core, cached)
     check_parts(core, cached)
+    check_disk(core, cached)
 
 
 # --- requests ---
@@ -44,42 +45,42 @@ def check(core: Core) -> None:
 
 def _check_queues(core: Core) -> None:
     waiting = {request.request_id: request for request in core.waiting}
-    _require(len(waiting) == len(core.waiting), "nobody waits twice")
-    _require(not waiting.keys() & core.running.keys(), "nobody waits and runs")
-    _require(waiting | core.running == core.requests, "a request waits or runs")
+    require(len(waiting) == len(core.waiting), "nobody waits twice")
+    require(not waiting.keys() & core.running.keys(), "nobody waits and runs")
+    require(waiting | core.running == core.requests, "a request waits or runs")
     for request_id, request in core.requests.items():
         is_waiting = request.state is RequestState.WAITING
-        _require(request.request_id == request_id, "requests are filed under their id")
-        _require((request_id in waiting) == is_waiting, "the queue agrees with the state")
-        _require(request.state is not RequestState.FINISHED, "finished requests are gone")
+        require(request.request_id == request_id, "requests are filed under their id")
+        require((request_id in waiting) == is_waiting, "the queue agrees with the state")
+        require(request.state is not RequestState.FINISHED, "finished requests are gone")
         if not is_waiting:
             assert request.place is not None
-            _require(core.places.running[request.place] is request, "a running request has a place")
+            require(core.places.running[request.place] is request, "a running request has a place")
     free = {place for place, request in enumerate(core.places.running) if request is None}
-    _require(core.places.free == free, "free places hold nobody")
+    require(core.places.free == free, "free places hold nobody")
     num_taken = core.config.num_places - core.places.num_free
-    _require(num_taken == len(core.running), "every taken place holds a running request")
+    require(num_taken == len(core.running), "every taken place holds a running request")
     limit = core.config.num_places + core.config.max_waiting
-    _require(len(core.requests) <= limit, "admission is bounded")
+    require(len(core.requests) <= limit, "admission is bounded")
     total = sum(request.num_tokens for request in core.waiting)
-    _require(core.waiting.num_tokens == total, "the queue counts its tokens")
+    require(core.waiting.num_tokens == total, "the queue counts its tokens")
     held = dict[tuple[bytes, int], Held]()
     for request in core.waiting:
         key = request.submit.tenant, request.submit.priority
         held.setdefault(key, Held()).add(1, request.num_tokens)
-    _require(core.waiting.held == held, "the queue counts for each tenant and class")
+    require(core.waiting.held == held, "the queue counts for each tenant and class")
     tenants = {request.submit.tenant for request in core.requests.values()}
-    _require(core.service.counters.keys() == tenants, "service is counted for those here")
+    require(core.service.counters.keys() == tenants, "service is counted for those here")
 
 
 def _check_streams(core: Core) -> None:
     rows = core.streams.rows
     decoding = {request_id for request_id, r in core.running.items() if r.is_decoding}
-    _require(rows.keys() <= decoding, "streams decode")
+    require(rows.keys() <= decoding, "streams decode")
     # One that came back with all that it had finds so while its step is planned.
     late = [core.requests[request_id] for request_id in decoding - rows.keys()]
-    _require(all(request.in_flight for request in late), "those that decode are streams")
-    _require(all(rows[i] is core.requests[i] for i in rows), "streams are filed under their id")
+    require(all(request.in_flight for request in late), "those that decode are streams")
+    require(all(rows[i] is core.requests[i] for i in rows), "streams are filed under their id")
     views = [request_view(request) for request in rows.values()]
     summary = Streams(
         num_rows=len(views),
@@ -87,62 +88,63 @@ def _check_streams(core: Core) -> None:
         adapters=frozenset(view.adapters for view in views),
         lowest_priority=min((view.priority for view in views), default=None),
     )
-    _require(core.streams.summary() == summary, "the group's sums are those of its rows")
+    require(core.streams.summary() == summary, "the group's sums are those of its rows")
 
 
 def _check_in_flight(core: Core) -> None:
     chunks = core.in_flight.chunks if core.in_flight else ()
     named = {chunk.request_id for chunk in chunks}
     marked = {request_id for request_id, r in core.requests.items() if r.in_flight}
-    _require(named == marked, "in flight exactly if the launched batch names the request")
+    require(named == marked, "in flight exactly if the launched batch names the request")
     if core.in_flight:
-        _require(core.load == load_of(core.in_flight), "what the step does was counted")
+        require(core.load == load_of(core.in_flight), "what the step does was counted")
     total = sum(len(chunk.token_ids) for chunk in chunks)
-    _require(total <= core.config.max_batch_tokens, "a batch keeps to the budget")
+    require(total <= core.config.max_batch_tokens, "a batch keeps to the budget")
     for chunk in chunks:
         request = core.requests[chunk.request_id]
         for group, table in zip(core.config.token_groups, _columns(request.blocks), strict=False):
-            _require(chunk.block_tables[group] == table, "blocks in flight stay with their request")
+            require(chunk.block_tables[group] == table, "blocks in flight stay with their request")
         for group, place in request.slot.places if request.slot else ():
-            _require(chunk.block_tables[group] == (place,), "and so does its state")
+            require(chunk.block_tables[group] == (place,), "and so does its state")
         check_seen(request, chunk, core)
-    _require(not core.in_flight or not core.cache.copies, "copies travel with the batch")
+    moves = [*core.cache.copies, *core.cache.loads]
+    require(not core.in_flight or not moves, "moves travel with the batch")
 
 
 def _check_request(core: Core, request: Request) -> None:
-    _require(request.num_computed_tokens <= request.num_tokens, "computed <= tokens")
-    _require(request.num_tokens <= core.config.max_context, "a request fits the context")
-    _require(len(request.trail.tags) == request.num_tokens, "the trail follows the tokens")
+    require(request.num_computed_tokens <= request.num_tokens, "computed <= tokens")
+    require(request.num_tokens <= core.config.max_context, "a request fits the context")
+    require(len(request.trail.tags) == request.num_tokens, "the trail follows the tokens")
     held = request.num_computed_tokens
     if request.in_flight:
         assert core.in_flight is not None
         held = next(c.end for c in core.in_flight.chunks if c.request_id == request.request_id)
     else:
-        _require(not request.is_aborted, "an aborted request lives only while in flight")
-        _require(request.source is None, "a copy's source is held only while in flight")
+        require(not request.is_aborted, "an aborted request lives only while in flight")
+        require(request.source is None, "a copy's source is held only while in flight")
     num_blocks = -(-held // core.config.block_size)
-    _require(len(request.blocks) == num_blocks, "a table covers what is computed or in flight")
+    require(len(request.blocks) == num_blocks, "a table covers what is computed or in flight")
     used = request.num_computed_here + request.num_cached_tokens
-    _require(used == request.num_accounted_tokens, "prompt tokens = computed + reused")
+    require(used == request.num_accounted_tokens, "prompt tokens = computed + reused")
     done = min(request.num_computed_tokens, request.num_prompt_tokens)
-    _require(done <= used <= request.num_prompt_tokens, "each prompt token is accounted for once")
+    require(done <= used <= request.num_prompt_tokens, "each prompt token is accounted for once")
     if not request.num_preemptions:
-        _require(used == done, "nothing is accounted for ahead of time")
+        require(used == done, "nothing is accounted for ahead of time")
     for group, table in zip(core.config.token_groups, _columns(request.blocks), strict=False):
-        _require(tuple(request.tables[group]) == table, "tables name the blocks")
+        require(tuple(request.tables[group]) == table, "tables name the blocks")
     for index, block in enumerate(request.blocks):
         _check_entry(core, request, index, block)
 
 
 def _check_entry(core: Core, request: Request, index: int, block: Block) -> None:
     is_published = index < request.num_published
-    _require((block.key is not None) == is_published, "published blocks come first")
-    _require(is_published or block.num_refs == 1, "an unpublished block has one holder")
-    _require(block.tier is Tier.DEVICE, "held blocks lie on the device")
+    require((block.key is not None) == is_published, "published blocks come first")
+    require(is_published or block.num_refs == 1, "an unpublished block has one holder")
+    require(block.tier is Tier.DEVICE, "held blocks lie on the device")
     if is_published:
         start = index * core.config.block_size
         tags = tuple(request.trail.tags[start : start + core.config.block_size])
-        _require(block.tags == tags and block.start == start, "held blocks hold these tokens")
+        require(block.tags == tags and block.start == start, "held blocks hold these tokens")
 
 
 def _columns(blocks: list[Block]) -> list[tuple[BlockId, ...]]:
@@ -163,17 +165,17 @@ def _walk(parent: Block) -> Iterator[Block]:
 
 def _check_index(cache: TieredCache, cached: list[Block]) -> None:
     filed = Counter(id(block) for bucket in cache.index.by_key.values() for block in bucket)
-    _require(filed == Counter(map(id, cached)), "the tree and the keys hold the same blocks")
-    _require(cache.index.num_blocks == len(cached), "the index counts its blocks")
+    require(filed == Counter(map(id, cached)), "the tree and the keys hold the same blocks")
+    require(cache.index.num_blocks == len(cached), "the index counts its blocks")
     for block in [cache.index.root, *cached]:
         tags = [child.tags for child in block.children]
-        _require(tags == sorted(set(tags)), "children are sorted and distinct")
+        require(tags == sorted(set(tags)), "children are sorted and distinct")
         is_full = block is cache.index.root or len(block.tags) == cache.config.block_size
-        _require(is_full or not block.children, "only a full block has children")
+        require(is_full or not block.children, "only a full block has children")
         for child in block.children:
-            _require(child.parent is block, "children know their parent")
-            _require(child.start == block.end, "children start where their parent ends")
-            _require(bool(child.tags), "a published block holds tokens")
+            require(child.parent is block, "children know their parent")
+            require(child.start == block.end, "children start where their parent ends")
+            require(bool(child.tags), "a published block holds tokens")
 
 
 def _check_references(core: Core, cached: list[Block]) -> None:
@@ -181,7 +183,7 @@ def _check_references(core: Core, cached: list[Block]) -> None:
     held += [r.source for r in core.requests.values() if r.source is not None]
     counts = Counter(map(id, held))
     for block in {id(b): b for b in [*held, *cached]}.values():
-        _require(block.num_refs == counts[id(block)], "references = tables naming the block")
+        require(block.num_refs == counts[id(block)], "references = tables naming the block")
 
 
 def _check_tiers(core: Core, cached: list[Block]) -> None:
@@ -190,25 +192,25 @@ def _check_tiers(core: Core, cached: list[Block]) -> None:
     blocks |= {id(block): block for r in core.requests.values() for block in r.blocks}
     for tier in Tier:
         used = [block for block in blocks.values() if block.tier is tier]
-        _require(cache.num_used[tier] == len(used), "a tier counts its blocks")
-        _require(len(used) <= cache.limits[tier], "no limit is exceeded")
+        require(cache.num_used[tier] == len(used), "a tier counts its blocks")
+        require(len(used) <= cache.limits[tier], "no limit is exceeded")
     for tier in [Tier.DEVICE] if cache.config.is_unified else Tier:
         for group, arena in enumerate(cache.arenas[tier]):
             mine = [b for b in blocks.values() if cache.config.is_unified or b.tier is tier]
             ids = [block.ids[group] for block in mine] + arena.free_ids
-            _require(sorted(ids) == list(range(arena.num_blocks)), "every place is used once")
+            require(sorted(ids) == list(range(arena.num_blocks)), "every place is used once")
 
 
 def _check_standing(cache: TieredCache, block: Block) -> None:
     near = sum(child.tier is Tier.DEVICE for child in block.children)
-    _require(block.num_device_children == near, "a block counts its children on the device")
+    require(block.num_device_children == near, "a block counts its children on the device")
     assert block.parent is not None
     is_rooted = block.parent is cache.index.root or block.parent.tier is Tier.DEVICE
-    _require(block.tier is Tier.HOST or is_rooted, "a block's parent is as near as the block")
-    _require(not block.num_refs or block.tier is Tier.DEVICE, "held blocks lie on the device")
+    require(block.tier is Tier.HOST or is_rooted, "a block's parent is as near as the block")
+    require(not block.num_refs or block.tier is Tier.DEVICE, "held blocks lie on the device")
     has_child = near if block.tier is Tier.DEVICE else block.children
     may_go = not block.num_refs and not has_child
-    _require(block.is_candidate == may_go, "candidates are the blocks that may go")
+    require(block.is_candidate == may_go, "candidates are the blocks that may go")
 
 
 # --- states of recurrent layers ---
@@ -219,16 +221,16 @@ def _check_states(core: Core, cached: list[Block]) -> None:
     for request in core.requests.values():
         is_running = request.state is RequestState.RUNNING
         has_slot = states is not None and is_running
-        _require((request.slot is not None) == has_slot, "those that run have a slot")
+        require((request.slot is not None) == has_slot, "those that run have a slot")
     for block in [core.cache.index.root, *cached]:
         offsets = [each.offset for each in block.checkpoints]
-        _require(offsets == sorted(set(offsets)), "checkpoints are sorted and distinct")
-        _require(all(0 < each <= len(block.tags) for each in offsets), "tokens before checkpoints")
-        _require(all(each.block is block for each in block.checkpoints), "they know their block")
+        require(offsets == sorted(set(offsets)), "checkpoints are sorted and distinct")
+        require(all(0 < each <= len(block.tags) for each in offsets), "tokens before checkpoints")
+        require(all(each.block is block for each in block.checkpoints), "they know their block")
         behind = sum(child.num_states for child in block.children)
-        _require(block.num_states == len(offsets) + behind, "a block counts its checkpoints")
+        require(block.num_states == len(offsets) + behind, "a block counts its checkpoints")
     if states is None:
-        _require(not any(block.checkpoints for block in cached), "checkpoints are of states")
+        require(not any(block.checkpoints for block in cached), "checkpoints are of states")
         return
     kept = [each for block in cached for each in block.checkpoints]
     slots = [each.slot for each in kept]
@@ -237,16 +239,16 @@ def _check_states(core: Core, cached: list[Block]) -> None:
     for each in kept:
         entries = states.heaps[each.slot.tier]
         found = sum(entry[1] == each.entry and entry[2] is each for entry in entries)
-        _require(found == 1, "a checkpoint stands in its tier's order once")
+        require(found == 1, "a checkpoint stands in its tier's order once")
 
 
 def _check_slots(states: Checkpoints, slots: list[Slot]) -> None:
     for tier in Tier:
         num = sum(slot.tier is tier for slot in slots)
-        _require(states.num_used[tier] == num, "a tier counts its slots")
-        _require(num <= states.limits[tier], "no limit on slots is exceeded")
+        require(states.num_used[tier] == num, "a tier counts its slots")
+        require(num <= states.limits[tier], "no limit on slots is exceeded")
     for tier in [Tier.DEVICE] if states.config.is_unified else Tier:
         for number, arena in enumerate(states.arenas[tier]):
             mine = [s for s in slots if states.config.is_unified or s.tier is tier]
             ids = [slot.places[number][1] for slot in mine] + arena.free_ids
-            _require(sorted(ids) == list(range(arena.num_blocks)), "every slot is used once")
+            require(sorted(ids) == list(range(arena.num_blocks)), "every slot is used once")

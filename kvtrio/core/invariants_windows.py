@@ -8,17 +8,8 @@ from kvtrio.core.blocks import Block, Part
 from kvtrio.core.machine import Core
 from kvtrio.core.parts import Parts
 from kvtrio.core.request import Request
+from kvtrio.core.rules import require
 from kvtrio.core.types import Tier
-
-
-class InvariantError(Exception):
-    """The core's state contradicts its rules: a bug of ours."""
-
-
-def require(holds: bool, rule: str) -> None:
-    """Raise ``InvariantError`` unless the rule holds."""
-    if not holds:
-        raise InvariantError(rule)
 
 
 def check_parts(core: Core, cached: Iterable[Block]) -> None:

@@ -17,6 +17,7 @@ Rules, recomputed from first principles by ``invariants.check``:
 """
 
 from collections import deque
+from collections.abc import Iterable
 
 from attrs import define
 
@@ -30,15 +31,18 @@ from kvtrio.core.events import (
     Bring,
     Drain,
     Erase,
+    Fetched,
     Hold,
     Input,
     Output,
     Read,
     Submit,
     Tick,
+    Written,
 )
 from kvtrio.core.planning import plan_step
 from kvtrio.core.state import CoreStatistics, State
+from kvtrio.core.stored import StoredHead
 from kvtrio.core.types import FinishReason, RequestId
 
 __all__ = ["Core", "CoreStatistics"]
@@ -66,6 +70,14 @@ class Core(State):
             case Bring(number, trail, pieces):
                 self.exchange.bring(Arrival(number, trail, deque(pieces)))
                 return []
+            case Written(key, state_offset, size):
+                assert self.cache.keeper is not None
+                self.cache.keeper.written((key, state_offset), size)
+                return []
+            case Fetched():
+                assert self.fetches is not None
+                self.fetches.take(event)
+                return []
             case Hold(place, trail):
                 self.places.replace(place, trail)
                 return []
@@ -77,10 +89,23 @@ class Core(State):
     def has_work(self) -> bool:
         return bool(self.requests)
 
+    def fill_disk(self, heads: Iterable[StoredHead]) -> None:
+        """What lies on disk already, the least recently used first; before anything else."""
+        assert self.cache.keeper is not None
+        disk = self.cache.keeper.disk
+        for head in heads:
+            if disk.has_room(head.size):
+                disk.add(head, head.size, is_there=True)
+
+    @property
+    def has_fresh(self) -> bool:
+        """Some state is to be put on disk in idle moments."""
+        return self.cache.keeper is not None and self.cache.keeper.has_fresh
+
     def schedule(self, now: float) -> Batch | None:
         """Decide the next step and hold its blocks; None if there is nothing to compute."""
         assert self.in_flight is None
-        if self.requests or self.exchange.has_work:
+        if self.requests or self.exchange.has_work or self.has_fresh:
             self.in_flight = plan_step(self, now)
         return self.in_flight
 

@@ -16,6 +16,7 @@ from kvtrio.core.batch import Copy
 from kvtrio.core.blocks import Arena, Block, Part
 from kvtrio.core.config import CoreConfig
 from kvtrio.core.eviction import FAR_TOKENS, Candidates, Order
+from kvtrio.core.keeping import Keeper
 from kvtrio.core.types import BlockId, Tier
 
 PASSED_SHARE = 1 / 8
@@ -31,6 +32,8 @@ class Parts:
     """Those planned for the next step, of blocks too."""
     blocks: dict[Tier, Candidates]
     """Whose worth depends on their parts."""
+    keeper: Keeper | None = None
+    """None: there is no disk tier."""
     limits: dict[Tier, int] = field(init=False)
     num_used: dict[Tier, int] = field(init=False)
     """Held and cached."""
@@ -156,6 +159,8 @@ class Parts:
 
     def _lose(self, part: Part, now: float) -> None:
         block = part.block
+        if self.keeper is not None and part.is_wanted:
+            self.keeper.block_goes(block)
         self.drop(part)
         if not block.children:
             self.blocks[block.tier].devalue(block, now)

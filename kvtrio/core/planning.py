@@ -10,12 +10,11 @@
 
 from collections.abc import Iterable
 
-from attrs import evolve
-
-from kvtrio.core.batch import Batch, Chunk
+from kvtrio.core.batch import Batch, Chunk, Move, Save
 from kvtrio.core.cost import Load, load_with
 from kvtrio.core.events import Cached
-from kvtrio.core.explain import CacheReport, Prompt, count_host_tokens, explain
+from kvtrio.core.exchange import MOVED_BYTES
+from kvtrio.core.explain import CacheReport, Prompt, explain, found_in
 from kvtrio.core.index import Match
 from kvtrio.core.policy import Plan, Share, Streams, checked
 from kvtrio.core.request import Request
@@ -23,21 +22,25 @@ from kvtrio.core.state import State
 from kvtrio.core.types import RequestId, RequestState
 from kvtrio.core.views import view_of
 
+UNHURRIED = 8
+"""Where nobody streams, so many times as much may be read out in front of a step."""
+
 
 def plan_step(state: State, now: float) -> Batch | None:
     """Decide the next step and hold its blocks; None if there is nothing to compute or to move."""
-    if not state.exchange.has_work:
+    if state.fetches is None and not state.exchange.has_work:
         return _plan(state, now)
     state.exchange.plan_loads(state.running.values(), now)
+    if state.fetches is not None:
+        state.fetches.go_on()
     batch = _plan(state, now) if state.requests else None
-    loads, copies = state.cache.take_loads(), batch.copies if batch else state.cache.take_copies()
-    saves = state.exchange.plan_saves((*loads, *copies))
-    if batch is None:
-        if not saves and not loads and not copies:
-            return None
-        state.load = Load()
-        batch = _launched(state, (), False, now)
-    return evolve(batch, saves=saves, loads=loads, copies=copies)
+    if batch is not None:
+        return batch
+    keeper = state.cache.keeper
+    if keeper is not None and not state.requests:
+        keeper.save_fresh(MOVED_BYTES)
+    state.load = Load()
+    return _launched(state, (), is_streaming=False, now=now)
 
 
 def _plan(state: State, now: float) -> Batch | None:
@@ -76,13 +79,26 @@ def _others(state: State, plan: Plan, now: float) -> list[Chunk]:
     return chunks
 
 
-def _launched(state: State, chunks: tuple[Chunk, ...], is_streaming: bool, now: float) -> Batch:
+def _launched(
+    state: State, chunks: tuple[Chunk, ...], is_streaming: bool, now: float
+) -> Batch | None:
+    saves: tuple[Save, ...] = ()
+    loads: tuple[Move, ...] = ()
+    if state.fetches is not None or state.exchange.has_work or state.cache.loads:
+        is_urgent = is_streaming or not chunks
+        saves = state.exchange.plan_saves(MOVED_BYTES * (1 if is_urgent else UNHURRIED))
+        loads = state.cache.take_loads()
+    copies = state.cache.take_copies()
+    if not (chunks or saves or loads or copies):
+        return None
     state.next_step += 1
     state.launched_s = now
     return Batch(
         step=state.next_step - 1,
         chunks=chunks,
-        copies=state.cache.take_copies(),
+        copies=copies,
+        saves=saves,
+        loads=loads,
         predicted_s=state.cost.predict(state.load),
         limit_s=state.config.max_gap_s if is_streaming else state.config.max_step_s,
     )
@@ -124,6 +140,8 @@ def _apply(state: State, share: Share, budget: int, now: float) -> Chunk | None:
 
 def _make_ready(state: State, request: Request, victim: RequestId | None, now: float) -> bool:
     """Let the request run with all that is cached for it; False if it is to wait."""
+    if request.is_fetching:
+        return False
     match = state.tables.match(request)
     done = request.num_computed_tokens
     if state.tables.is_being_computed(request, match.num_same if match else done):
@@ -158,12 +176,12 @@ def _use(state: State, request: Request, match: Match, now: float) -> None:
     # What was accounted for before a preemption is not counted again.
     done = max(request.num_computed_tokens, request.num_accounted_tokens)
     num_more = max(0, min(match.num_tokens, request.num_prompt_tokens) - done)
-    num_host = min(count_host_tokens(match), num_more)
+    found = found_in(match, num_more)
     request.num_accounted_tokens = done + num_more
     state.tables.use(request, match, now)
-    request.report = request.report.plus(num_more - num_host, num_host)
+    request.report = request.report.plus(found)
     if num_more:
-        state.news.append(Cached(request.request_id, num_more, num_host, request.report))
+        state.news.append(Cached(request.request_id, found, request.report))
 
 
 def _chunk(request: Request, end: int) -> Chunk:

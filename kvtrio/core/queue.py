@@ -137,17 +137,19 @@ class Queue:
         and the first of every tenant and class, so that no order of arrival hides anybody."""
         back = {i: r for i, r in self.preempted.items() if r.submit.place is None}
         chosen = dict(islice(back.items(), NUM_SHOWN))
-        chosen |= islice(self.anywhere.items(), NUM_SHOWN)
+        ready = (item for item in self.anywhere.items() if not item[1].is_fetching)
+        chosen |= islice(ready, NUM_SHOWN)
         if len(self.anywhere) > NUM_SHOWN:
             firsts = (next(iter(mine.items())) for mine in self.heads.values())
-            chosen |= islice(firsts, NUM_SHOWN)
+            chosen |= islice((item for item in firsts if not item[1].is_fetching), NUM_SHOWN)
         return list(chosen.values())
 
     def pinned_heads(self, places: Container[int]) -> list[Request]:
-        """Of those that wait for one of ``places``, the first of every class."""
-        return [
+        """Of those that wait for one of ``places``, the first of every class, if it may start."""
+        firsts = (
             next(iter(mine.values())) for (place, _), mine in self.pinned.items() if place in places
-        ]
+        )
+        return [request for request in firsts if not request.is_fetching]
 
     def num_pinned(self, place: int) -> int:
         """How many wait for it alone."""

@@ -76,6 +76,8 @@ class Request:
     report: CacheReport = field(factory=CacheReport)
     in_flight: bool = False
     """A launched batch names this request's blocks."""
+    is_fetching: bool = False
+    """It waits for its state from disk, and does not start before."""
     is_aborted: bool = False
     """To be dropped as soon as it is not in flight."""
     entered_s: float | None = None
@@ -92,7 +94,7 @@ class Request:
 
     @property
     def num_cached_tokens(self) -> int:
-        return self.report.num_device_tokens + self.report.num_host_tokens
+        return self.report.num_reused_tokens
 
     @cached_property
     def request_id(self) -> RequestId:

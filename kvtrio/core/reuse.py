@@ -70,6 +70,10 @@ class BlockTables:
     def use(self, request: Request, match: Match, now: float) -> None:
         """Go on from the match: its blocks take the place of what the request had."""
         self.cache.acquire(match, now)
+        for block in match.blocks:
+            block.is_from_disk = False
+        if match.partial is not None:
+            match.partial.is_from_disk = False
         if self.windows is not None:
             self.windows.resume(request, match, now)
         self.cache.release(request.blocks, now)

@@ -11,10 +11,13 @@ from attrs import define, field, frozen
 from kvtrio.core.batch import Batch
 from kvtrio.core.config import CoreConfig
 from kvtrio.core.cost import CostModel, Load
+from kvtrio.core.disk import DiskTier
 from kvtrio.core.events import Conversation, Finished, Output, Submit
 from kvtrio.core.exchange import Exchange
 from kvtrio.core.explain import CacheReport, MissReason
+from kvtrio.core.fetching import Fetches
 from kvtrio.core.identity import Context, ContextTable, KeyMaker, TokenTrail
+from kvtrio.core.keeping import Keeper
 from kvtrio.core.places import Places, PlaceView
 from kvtrio.core.policy import Policy
 from kvtrio.core.queue import Queue
@@ -64,6 +67,8 @@ class State:
     cache: TieredCache = field(init=False)
     tables: BlockTables = field(init=False)
     exchange: Exchange = field(init=False)
+    fetches: Fetches | None = field(init=False, default=None)
+    """None: there is no disk tier."""
     contexts: ContextTable = field(init=False, factory=ContextTable)
     cost: CostModel = field(factory=CostModel)
     service: Service = field(init=False, factory=Service)
@@ -92,9 +97,14 @@ class State:
     def __attrs_post_init__(self) -> None:
         config = self.config
         assert config.max_batch_tokens >= config.num_places
-        self.cache = TieredCache(config)
+        keeper = None
+        if config.disk_bytes:
+            keeper = Keeper(config, self.keys, DiskTier(config.disk_bytes))
+        self.cache = TieredCache(config, keeper)
         self.tables = BlockTables(self.cache, config.block_size)
         self.exchange = Exchange(self.cache, self.keys)
+        if keeper is not None:
+            self.fetches = Fetches(keeper, self.exchange)
         self.places = Places(config.num_places)
 
     def add(self, submit: Submit, now: float) -> None:
@@ -104,16 +114,21 @@ class State:
         self.requests[request.request_id] = request
         self.service.come(submit.tenant, self.waiting.tenants)
         self.waiting.add(request)
+        if self.fetches is not None:
+            self.fetches.begin(request)
 
     def new_request(self, submit: Submit, now: float) -> Request:
         """As it would be taken in."""
         most = self.config.max_context
         if submit.max_new_tokens is not None:
             most = min(most, len(submit.token_ids) + submit.max_new_tokens)
-        request = Request(submit, now, list(submit.token_ids), self.trail(submit), most)
+        request = Request(submit, now, list(submit.token_ids), self._trail(submit), most)
         request.tables = self.tables.new_tables()
         request.stops = self.tables.states.stops(submit)
         return request
+
+    def _trail(self, submit: Submit) -> TokenTrail:
+        return self.trail(submit)
 
     def trail(self, submit: Submit | Conversation) -> TokenTrail:
         """Its tokens under their contexts."""
@@ -185,6 +200,8 @@ class State:
                 self.stays.end(now - request.entered_s)
         else:
             self.waiting.remove(request)
+        if self.fetches is not None:
+            self.fetches.forget(request)
         request.move(RequestState.FINISHED)
         del self.requests[request.request_id]
         self.service.go(request.submit.tenant)

@@ -8,10 +8,13 @@
 
 from attrs import define, field
 
-from kvtrio.core.batch import Copy, Load, Move
+from kvtrio.core.batch import NOWHERE, Copy, Load, Move, Save
 from kvtrio.core.blocks import Arena, Block
 from kvtrio.core.config import CoreConfig
 from kvtrio.core.types import BlockId, Tier
+
+Target = tuple[Tier, int, BlockId]
+"""Memory, group, place."""
 
 
 @define(kw_only=True)
@@ -43,6 +46,9 @@ class Storage:
     """Planned since the last step, in order."""
     loads: list[Move] = field(init=False, factory=list)
     """What comes before ``copies``: loads, and the copies planned before one of them."""
+    _num_seen: int = field(init=False, default=0)
+    _targets: set[Target] = field(init=False, factory=set)
+    """Where the first so many of all these moves go."""
 
     def __attrs_post_init__(self) -> None:
         config = self.config
@@ -88,9 +94,32 @@ class Storage:
         self.copies.clear()
         self.loads.append(load)
 
+    def is_settled(self, save: Save) -> bool:
+        """Whether what is to be read lies there now, and does not come with a planned move."""
+        while self._num_seen < len(self.loads) + len(self.copies):
+            at = self._num_seen - len(self.loads)
+            move = self.copies[at] if at >= 0 else self.loads[self._num_seen]
+            self._num_seen += 1
+            if isinstance(move, Copy):
+                self._targets.add((self._memory(move.target_tier), move.group, move.target))
+            else:
+                self._targets.update(self._places(move))
+        return self._targets.isdisjoint(self._places(save))
+
+    def _places(self, move: Save | Load) -> list[Target]:
+        places = [(group, place) for group, place in move.places if place != NOWHERE]
+        if isinstance(move, Load):
+            return [(self._memory(move.tier), group, place) for group, place in places]
+        return [(self._memory(move.tier_of(group)), group, place) for group, place in places]
+
+    def _memory(self, tier: Tier) -> Tier:
+        return Tier.DEVICE if self.config.is_unified else tier
+
     def take_loads(self) -> tuple[Move, ...]:
         loads = tuple(self.loads)
         self.loads.clear()
+        self._num_seen = 0
+        self._targets.clear()
         return loads
 
     def take_copies(self) -> tuple[Copy, ...]:

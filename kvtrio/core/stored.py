@@ -61,6 +61,8 @@ class Incoming:
     """So many of the block's, or those that the state is behind."""
     parts: tuple[bytes, ...]
     is_state: bool = False
+    is_kept: bool = False
+    """The disk tier has it."""
 
     @property
     def end(self) -> int:

@@ -16,6 +16,7 @@ from kvtrio.core.checkpoints import Checkpoints
 from kvtrio.core.eviction import Candidates
 from kvtrio.core.identity import TokenTrail
 from kvtrio.core.index import Match, PrefixIndex
+from kvtrio.core.keeping import Keeper
 from kvtrio.core.parts import Parts
 from kvtrio.core.pins import Pins
 from kvtrio.core.storage import Storage, TierMoves
@@ -37,6 +38,8 @@ class Position:
 class TieredCache(Storage):
     """match / acquire / take / release / publish; see the module's rules."""
 
+    keeper: Keeper | None = None
+    """None: there is no disk tier."""
     index: PrefixIndex = field(init=False)
     candidates: dict[Tier, Candidates] = field(init=False)
     ghosts: OrderedDict[bytes, float] = field(init=False, factory=OrderedDict)
@@ -53,12 +56,14 @@ class TieredCache(Storage):
         size = self.config.block_size
         self.index = PrefixIndex(size)
         self.pins = Pins(sum(self.limits.values()) // 2)
+        if self.keeper is not None:
+            self.keeper.is_settled = self.is_settled
         needs_states = bool(self.config.point_groups)
         self.candidates = {tier: Candidates(self.limits[tier], size, needs_states) for tier in Tier}
         if needs_states:
-            self.states = Checkpoints(self.config, self.copies, self.candidates)
+            self.states = Checkpoints(self.config, self.copies, self.candidates, self.keeper)
         if self.config.window_groups:
-            self.parts = Parts(self.config, self.copies, self.candidates)
+            self.parts = Parts(self.config, self.copies, self.candidates, self.keeper)
 
     # --- what requests do ---
 
@@ -121,6 +126,8 @@ class TieredCache(Storage):
         block.identities = tuple(c.identity for at, c in trail.contexts if at < start + num_tokens)
         self.ghosts.pop(key, None)
         shorter = self.index.insert(block, parent)
+        if self.keeper is not None:
+            self.keeper.block_comes(block)
         self._count_child(parent, +1, now)
         if shorter and self.states:
             self.states.move(shorter, block)
@@ -156,7 +163,7 @@ class TieredCache(Storage):
             if self._make_room_in_ram(victim, now):
                 self._demote(victim, now)
             else:
-                self._drop(victim, now)
+                self._evict(victim, now)
 
     def _make_room_in_ram(self, victim: Block, now: float) -> bool:
         """Room for a block that leaves the device; False if RAM holds nothing worth less."""
@@ -168,7 +175,7 @@ class TieredCache(Storage):
                 return False
             assert lowest is not None, "a block that has no room in RAM has no child there"
             ram.rise(lowest)
-            self._drop(lowest, now)
+            self._evict(lowest, now)
         return True
 
     def _demote(self, block: Block, now: float) -> None:
@@ -205,6 +212,14 @@ class TieredCache(Storage):
         self.remove(own)
         return known
 
+    def _evict(self, block: Block, now: float) -> None:
+        """Lose a block that has no child, unless the disk takes it."""
+        if self.keeper is not None:
+            self.keeper.block_goes(block)
+            for checkpoint in block.checkpoints:
+                self.keeper.state_goes(checkpoint)
+        self._drop(block, now)
+
     def _drop(self, block: Block, now: float) -> None:
         """Lose a block that has no child."""
         assert block.key is not None
@@ -227,6 +242,8 @@ class TieredCache(Storage):
             self.states.drop_all(block, now)
         if block.part is not None and self.parts is not None:
             self.parts.drop(block.part)
+        if self.keeper is not None:
+            self.keeper.forget_block(block)
         self.index.remove(block)
         self.remove(block)
         self._count_child(parent, -1 if block.tier is Tier.DEVICE else 0, now)

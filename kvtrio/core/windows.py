@@ -8,6 +8,7 @@
 """
 
 from bisect import bisect_right
+from collections.abc import Callable
 
 from attrs import define, field
 
@@ -38,13 +39,16 @@ class RequestWindows:
     def covered(self, match: Match) -> int:
         """How much of a match a request can resume behind: all parts that the next token sees must
         be there."""
-        blocks, position = match.blocks, match.num_tokens
-        if match.partial is not None and match.partial.part is None:
-            position = match.partial.start
-        index, first = len(blocks) - 1, self.first_seen(position)
-        while index >= first:
-            if blocks[index].part is None:
-                position = blocks[index].start
+        blocks = match.blocks if match.partial is None else (*match.blocks, match.partial)
+        return self.last_covered(lambda index: blocks[index].part is not None, match.num_tokens)
+
+    def last_covered(self, has_part: Callable[[int], bool], end: int) -> int:
+        """The same of a sequence of ``end`` tokens. ``has_part``: of its block with an index."""
+        position, index = end, (end - 1) // self._size
+        first = self.first_seen(position)
+        while index >= first and position:
+            if not has_part(index):
+                position = index * self._size
                 first = self.first_seen(position)
             index -= 1
         return position

@@ -11,7 +11,7 @@ from kvtrio.model.errors import ModelFileError, safe_name
 from kvtrio.model.families import FAMILIES
 from kvtrio.model.feed_forwards import feed_forwards
 from kvtrio.model.fields import Fields
-from kvtrio.model.gguf_file import GGUFFile
+from kvtrio.model.model_file import ModelFile
 from kvtrio.model.recurrent import recurrent_mixers
 from kvtrio.model.source import MAX_HEAD_DIM, MAX_LAYERS, MAX_SIZE, Source
 from kvtrio.model.spec import AttentionSpec, LayerSpec, Mixer, ModelSpec, RopeSpec, RopeStyle
@@ -35,7 +35,7 @@ GEMMA3_27B_LAYERS = 62
 ROPE_FACTORS = "rope_freqs.weight"
 
 
-def read_spec(file: GGUFFile) -> ModelSpec:
+def read_spec(file: ModelFile) -> ModelSpec:
     """The model as data; every tensor it needs is in the file with the right shape.
 
     Raises ModelFileError with one line that names the file and what is missing, inconsistent
@@ -47,7 +47,7 @@ def read_spec(file: GGUFFile) -> ModelSpec:
         raise ModelFileError(f"{safe_name(file.path.name)}: {error}") from None
 
 
-def _read_spec(file: GGUFFile) -> ModelSpec:
+def _read_spec(file: ModelFile) -> ModelSpec:
     architecture = _architecture(file)
     fields = Fields(file.metadata, architecture + ".")
     source = Source(
@@ -77,7 +77,7 @@ def _read_spec(file: GGUFFile) -> ModelSpec:
     return spec
 
 
-def _architecture(file: GGUFFile) -> str:
+def _architecture(file: ModelFile) -> str:
     general = Fields(file.metadata, "general.")
     kind = general.text("type", "model")
     if kind != "model":
@@ -91,13 +91,13 @@ def _architecture(file: GGUFFile) -> str:
     return architecture
 
 
-def _shown_name(file: GGUFFile) -> str:
+def _shown_name(file: ModelFile) -> str:
     """The model's own name, cut, without what no terminal or JSON reader should see."""
     name = Fields(file.metadata, "general.").text("name", "")
     return "".join(c if c.isprintable() else "?" for c in name[:MAX_SHOWN_NAME])
 
 
-def _vocab_size(file: GGUFFile) -> int:
+def _vocab_size(file: ModelFile) -> int:
     """Rows of the embedding, which must be as many as the tokenizer has tokens."""
     embedding = file.tensors.get("token_embd.weight")
     if embedding is None:
@@ -255,7 +255,7 @@ def _rope_scale(fields: Fields) -> float:
     return 1.0
 
 
-def _check_factors(file: GGUFFile) -> None:
+def _check_factors(file: ModelFile) -> None:
     if ROPE_FACTORS not in file.tensors:
         return
     factors = file.dequantise(ROPE_FACTORS)

@@ -53,6 +53,11 @@ class GGUFFile:
     _parts: list[_Part]
 
     @property
+    def pre_tokenizer(self) -> None:
+        """The metadata names its rules for cutting words."""
+        return None
+
+    @property
     def num_parameters(self) -> int:
         """Values in all tensors."""
         return sum(prod(tensor.shape) for tensor in self.tensors.values())
@@ -137,7 +142,7 @@ def parse_gguf(data: mmap, path: Path) -> GGUFFile:
 
 
 def _open_part(path: Path, number: int) -> _Part:
-    data = _map(path)
+    data = map_file(path)
     try:
         return _Part(data, read_head(data, number))
     except ModelFileError as error:
@@ -153,7 +158,8 @@ def _unmap(parts: list[_Part]) -> None:
     parts.clear()
 
 
-def _map(path: Path) -> mmap:
+def map_file(path: Path) -> mmap:
+    """A file that the operator named, to be read. Raises ModelFileError with its name."""
     try:
         # Looked at before opening: opening a named pipe would wait for a writer.
         status = path.stat()

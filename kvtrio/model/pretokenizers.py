@@ -16,7 +16,7 @@ _PUNCTUATION = r" ?[^\s\p{L}\p{N}]+"
 _SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 _WORD = r"[^\r\n\p{L}\p{N}]?\p{L}+"
 
-_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
+GPT2_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
 _LLAMA3 = rf"{_CONTRACTION}|{_WORD}|\p{{N}}{{1,3}}|{_PUNCTUATION}[\r\n]*|{_SPACES}"
 _QWEN2 = rf"{_CONTRACTION}|{_WORD}|\p{{N}}|{_PUNCTUATION}[\r\n]*|{_SPACES}"
 _QWEN35 = (
@@ -84,11 +84,11 @@ _FAMILIES: dict[PreTokenizer, str] = {
     ),
     PreTokenizer(patterns=(_LLAMA3,)): "dbrx smaug-bpe chatglm-bpe",
     PreTokenizer(patterns=(_LLAMA3,), ignore_merges=True): "glm4 glm5",
-    PreTokenizer(patterns=(_GPT2,)): (
+    PreTokenizer(patterns=(GPT2_PATTERN,)): (
         "gpt-2 phi-2 jina-es jina-de gigachat jina-v2-es jina-v2-de a.x-4.0 mellum modern-bert mpt"
         " olmo jais trillion granite-docling exaone4"
     ),
-    PreTokenizer(patterns=(r"\p{N}", _GPT2)): (
+    PreTokenizer(patterns=(r"\p{N}", GPT2_PATTERN)): (
         "smollm starcoder refact command-r codeshell exaone minerva-7b mellum2"
     ),
     PreTokenizer(patterns=(_QWEN2,)): (
@@ -137,8 +137,10 @@ _FAMILIES: dict[PreTokenizer, str] = {
     PreTokenizer(patterns=(r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _CJK, r"\p{N}")): (
         "deepseek-coder"
     ),
-    PreTokenizer(patterns=(_FALCON_PUNCTUATION, _GPT2, r"[0-9][0-9][0-9]")): "falcon",
-    PreTokenizer(patterns=(_DEFAULT_PUNCTUATION, _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]")): "default",
+    PreTokenizer(patterns=(_FALCON_PUNCTUATION, GPT2_PATTERN, r"[0-9][0-9][0-9]")): "falcon",
+    PreTokenizer(
+        patterns=(_DEFAULT_PUNCTUATION, GPT2_PATTERN, r"\p{N}+", r"[0-9][0-9][0-9]")
+    ): "default",
     PreTokenizer(patterns=(_BLOOM,)): "poro-chat bloom gpt3-finnish",
     PreTokenizer(patterns=(_BLOOM, r"\p{N}")): "viking",
     PreTokenizer(patterns=(), add_bos=True, is_raw=True): "gemma4 granite-embed-multi-311m",

@@ -51,6 +51,13 @@ class SafetensorsFile:
     _data: mmap
     _base: int
 
+    def raw(self, name: str) -> np.ndarray:
+        """The stored bytes of a tensor: uint8, a read-only view of the file. Raises KeyError."""
+        tensor = self.tensors[name]
+        return np.frombuffer(
+            self._data, np.uint8, tensor.end - tensor.start, self._base + tensor.start
+        )
+
     def values(self, name: str) -> np.ndarray:
         """A tensor as float32 of its shape, in memory of its own.
 

@@ -4,7 +4,7 @@ from attrs import frozen
 
 from kvtrio.model.families import Family
 from kvtrio.model.fields import Fields
-from kvtrio.model.gguf_file import GGUFFile
+from kvtrio.model.model_file import ModelFile
 
 MAX_LAYERS = 1024
 MAX_HEADS = 4096
@@ -19,7 +19,7 @@ MAX_CONV_WIDTH = 64
 class Source:
     """One model file whose architecture is known."""
 
-    file: GGUFFile
+    file: ModelFile
     family: Family
     fields: Fields
     num_layers: int

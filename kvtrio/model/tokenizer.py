@@ -150,12 +150,14 @@ def load_tokenizer(
     metadata: Mapping[str, Any],
     *,
     pre_fallback: bool = False,
+    cutting: PreTokenizer | None = None,
     pause: Callable[[], None] = go_on,
 ) -> Tokenizer:
     """Build the tokenizer that GGUF ``metadata`` describes.
 
     ``pause`` is called every few milliseconds by an encoder that is written in Python.
-    ``pre_fallback`` takes the rules of "default" for an unknown ``tokenizer.ggml.pre``. Raises
+    ``pre_fallback`` takes the rules of "default" for an unknown ``tokenizer.ggml.pre``; ``cutting``
+    are rules to use whatever that says. Raises
     ModelFileError when the vocabulary is damaged, hostile or of an unsupported kind.
     """
     model = read_text(metadata, "model")
@@ -164,7 +166,7 @@ def load_tokenizer(
     vocabulary = read_vocabulary(metadata)
     _check_byte_texts(vocabulary)
     roles = assign_roles(vocabulary, metadata)
-    rules = None if model == "llama" else _rules(metadata, model, pre_fallback)
+    rules = None if model == "llama" else cutting or _rules(metadata, model, pre_fallback)
     bos_id, eos_id = _ends(metadata, vocabulary, is_llama=rules is None)
     is_gemma4 = rules is not None and rules.is_raw
     add_bos = is_gemma4 or read_flag(metadata, "add_bos_token", rules is None or rules.add_bos)

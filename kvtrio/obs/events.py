@@ -52,6 +52,8 @@ class RequestDone:
     """Reused from the device."""
     num_host_tokens: int
     """Reused from RAM."""
+    num_disk_tokens: int
+    """Reused from disk: from blocks that came from there and were not used since."""
     num_matched_tokens: int
     """Known when the request started."""
     num_other_tokens: int
@@ -102,6 +104,8 @@ class CacheMatch:
     """More than it had."""
     num_host_tokens: int
     """Of these, from RAM."""
+    num_disk_tokens: int
+    """Of these, from disk."""
     path: CachePath
     """So far."""
     miss_reason: MissReason

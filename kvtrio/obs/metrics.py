@@ -63,6 +63,7 @@ def _tokens(requests: Requests) -> Iterator[Metric]:
         "computed": requests.num_computed_tokens,
         "device": requests.num_device_tokens,
         "ram": requests.num_host_tokens,
+        "disk": requests.num_disk_tokens,
     }
     by_source: Values = [({"source": name}, number) for name, number in sources.items()]
     yield counter("kvtrio_prompt_tokens", "Prompt tokens of ended requests, by source", by_source)

@@ -98,12 +98,13 @@ class JsonObserver:
             )
 
     def cached(self, record: Cached) -> None:
-        report = record.report
+        report, found = record.report, record.found
         self.log.emit(
             CacheMatch(
                 request_id=record.request_id,
-                num_tokens=record.num_tokens,
-                num_host_tokens=record.num_host_tokens,
+                num_tokens=found.num_tokens,
+                num_host_tokens=found.num_host,
+                num_disk_tokens=found.num_disk,
                 path=report.path,
                 miss_reason=report.reason,
                 turn=report.turn,
@@ -162,6 +163,7 @@ def _done(record: RequestRecord, key: bytes) -> RequestDone:
         turn=report.turn,
         num_device_tokens=report.num_device_tokens,
         num_host_tokens=report.num_host_tokens,
+        num_disk_tokens=report.num_disk_tokens,
         num_matched_tokens=report.num_matched_tokens,
         num_other_tokens=report.num_other_tokens,
         divergence_at=report.num_matched_tokens if report.is_divergence else None,

@@ -61,6 +61,7 @@ class Requests:
     num_computed_tokens: int = 0
     num_device_tokens: int = 0
     num_host_tokens: int = 0
+    num_disk_tokens: int = 0
     num_recalled_tokens: int = 0
     num_copied_computed_tokens: int = 0
     """Of prompts, for answers after the first, as the next; in none of the counts above."""
@@ -93,7 +94,7 @@ class Requests:
 
     @property
     def num_cached_tokens(self) -> int:
-        return self.num_device_tokens + self.num_host_tokens
+        return self.num_device_tokens + self.num_host_tokens + self.num_disk_tokens
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -119,11 +120,12 @@ class Requests:
         report = record.cache
         if record.is_copy:
             self.num_copied_computed_tokens += record.num_computed_tokens
-            self.num_copied_reused_tokens += report.num_device_tokens + report.num_host_tokens
+            self.num_copied_reused_tokens += report.num_reused_tokens
             return
         self.num_computed_tokens += record.num_computed_tokens
         self.num_device_tokens += report.num_device_tokens
         self.num_host_tokens += report.num_host_tokens
+        self.num_disk_tokens += report.num_disk_tokens
         self.num_recalled_tokens += record.num_recalled_tokens
         if record.num_computed_tokens + record.num_cached_tokens == record.num_prompt_tokens:
             self.prefill_total_s += record.prefill_s

@@ -17,6 +17,8 @@ PATHS = {
     Api.CHAT: "/v1/chat/completions",
 }
 Body = dict[str, Any]
+WIDE: Body = {"temperature": 10.0, "top_k": 200, "top_p": 1.0, "min_p": 0.0}
+"""Answers to one prompt have to differ, unless they have one seed, also where a model is sure."""
 
 
 @frozen
@@ -29,9 +31,13 @@ class Ask:
     seed: int
     purposes: tuple[str, ...]
     """Of the scenario."""
+    num_more: int = 0
+    """Tokens to ask for beyond those of the scenario, by a client that leaves."""
 
     def body(self, target: Target) -> Body:
         body: Body = {"stream": True, "temperature": 1.0, "seed": self.seed}
+        if target.kind is not ServerKind.OPENAI:
+            body |= WIDE
         if target.api is Api.TOKENS:
             body |= {"prompt": self.prompt, "n_predict": self.num_wanted, "return_tokens": True}
         else:
@@ -47,7 +53,7 @@ class Ask:
     def num_wanted(self) -> int:
         if self.request.is_silent:
             return 0
-        return self.request.output_tokens or UNKNOWN_OUTPUT
+        return (self.request.output_tokens or UNKNOWN_OUTPUT) + self.num_more
 
     def _text(self, target: Target) -> Body:
         uses = self.request.adapters

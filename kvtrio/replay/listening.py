@@ -19,11 +19,17 @@ MAX_EVENT = 64 << 20
 Found = dict[str, Any]
 
 
+class Enough(Exception):
+    """The reader has what it wanted."""
+
+
 @define(eq=False)
 class Answer:
     """Takes a stream as it arrives; times on the loop's clock."""
 
     api: Api
+    num_enough: int | None = None
+    """With so many atoms the reader leaves; None: it stays."""
     status: int = 0
     atoms: list[int | str] = field(factory=list)
     """Token ids, or texts, as they were told."""
@@ -36,7 +42,7 @@ class Answer:
     _tail: bytes = b""
 
     def take(self, status: int, data: bytes) -> None:
-        """Raises ``ReplayError`` if it makes no sense."""
+        """Raises ``ReplayError`` if it makes no sense, and ``Enough``."""
         self.status = status
         if status != OK:
             return
@@ -47,6 +53,8 @@ class Answer:
         for event in events:
             if event.startswith(DATA):
                 self._take_event(event.removeprefix(DATA), now)
+        if self.num_enough is not None and len(self.atoms) >= self.num_enough:
+            raise Enough
 
     def _take_event(self, data: bytes, now: float) -> None:
         if data == DONE:

@@ -7,6 +7,7 @@
 """
 
 from collections.abc import Callable
+from math import inf
 
 import numpy as np
 import trio
@@ -15,7 +16,7 @@ from attrs import define, field
 from kvtrio.replay.actions import Operator
 from kvtrio.replay.arrivals import Arrivals
 from kvtrio.replay.asking import PATHS, Ask
-from kvtrio.replay.listening import Answer, with_gaps
+from kvtrio.replay.listening import Answer, Enough, with_gaps
 from kvtrio.replay.pacing import PlaySettings, Schedule
 from kvtrio.replay.realise import Realiser
 from kvtrio.replay.results import Api, Outcome, Pacing, Result
@@ -25,7 +26,8 @@ from kvtrio.replay.target import OK, Http, ReplayError, Target
 from kvtrio.replay.words import WordTable
 
 REFUSED = (429, 503)
-SERVER_BUSY = "too many requests at once"
+MORE = 64
+"""Tokens that a client asks for beyond those after which it leaves."""
 
 
 @define(eq=False)
@@ -105,8 +107,12 @@ class Player:
         is_exact = self.target.api is Api.TOKENS
         prompt = atoms.tolist() if is_exact else self._words.join(atoms.tolist())
         seed = self._realiser.sampling_seed(number)
-        ask = Ask(request, prompt, seed, self.whole.header.purposes)
-        answer, sent_s = Answer(self.target.api), self._now
+        is_cut = request.left_s is not None and request.output_tokens > 0
+        leaves = is_cut and self.settings.pacing is not Pacing.SERIAL
+        num_more = MORE if leaves else int(is_cut)
+        ask = Ask(request, prompt, seed, self.whole.header.purposes, num_more)
+        answer = Answer(self.target.api, request.output_tokens if leaves else None)
+        sent_s = self._now
         outcome = Outcome.CUT
         try:
             outcome = await self._exchange(ask, answer)
@@ -121,18 +127,17 @@ class Player:
 
     async def _exchange(self, ask: Ask, answer: Answer) -> Outcome:
         request, path = ask.request, PATHS[self.target.api]
-        has_left = request.left_s is not None
-        # A client that left after some tokens asks for just those; see ``scenarios/README.md``.
-        is_early = has_left and not request.output_tokens
-        patience_s = request.left_s if is_early and request.left_s is not None else float("inf")
-        with trio.move_on_after(patience_s) as scope:
+        is_soon = request.left_s is not None and not request.output_tokens
+        with trio.move_on_after(request.left_s if is_soon and request.left_s else inf) as scope:
             try:
                 await self.http.stream(path, ask.body(self.target), answer.take)
+            except Enough:
+                return Outcome.LEFT
             except (OSError, ReplayError):
                 return Outcome.FAILED
         if answer.status in REFUSED:
             return Outcome.REFUSED
-        if scope.cancelled_caught or (has_left and answer.is_whole):
+        if scope.cancelled_caught or (request.left_s is not None and answer.is_whole):
             return Outcome.LEFT
         return Outcome.DONE if answer.status == OK and answer.is_whole else Outcome.FAILED
 

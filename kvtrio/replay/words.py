@@ -7,6 +7,7 @@ stands beside them.
 
 from collections.abc import Iterable
 from itertools import product
+from string import ascii_letters, digits, punctuation
 
 from attrs import define, field
 
@@ -33,6 +34,7 @@ read write speak hear listen watch show tell ask call send bring carry hold keep
 start move walk run drive ride fly fall rise grow build break cut draw play sing dance sleep wake
 eat drink cook wash clean buy sell pay save spend win lose meet join help need want hope wish fear
 """
+SIGNS = ascii_letters + digits + punctuation
 HEADS = ("b", "br", "c", "ch", "d", "dr", "f", "g", "gl", "h", "k", "l", "m", "n", "p", "pl", "r")
 HEARTS = ("a", "e", "i", "o", "u", "ai", "ea", "oo")
 TAILS = ("n", "r", "st", "ng", "l", "m", "x", "ck")
@@ -44,10 +46,10 @@ def common_words() -> tuple[str, ...]:
 
 
 def sample_text() -> str:
-    """Ordinary text, some 50,000 characters of it, whose tokens are many and none of them special:
-    common words, and made-up ones that a tokenizer takes apart."""
+    """Ordinary text, some 100,000 characters of it, whose tokens are many and none of them special:
+    common words, signs, and made-up words that a tokenizer takes apart."""
     made_up = ("".join(parts) for parts in product(HEADS, HEARTS, TAILS, HEADS[::3], HEARTS[::4]))
-    return " ".join((*common_words(), *made_up))
+    return " ".join((*common_words(), *SIGNS, *made_up))
 
 
 @define(eq=False)

@@ -28,6 +28,7 @@ def _extension(choice: Choice) -> dict[str, Any]:
             "turn": report.turn.value,
             "reused_device": report.num_device_tokens,
             "reused_ram": report.num_host_tokens,
+            "reused_disk": report.num_disk_tokens,
             "computed": finished.num_computed_tokens,
             "matched": report.num_matched_tokens,
             "other_adapter_match": report.num_other_tokens,
@@ -40,6 +41,8 @@ def _extension(choice: Choice) -> dict[str, Any]:
 
 def _tier(report: CacheReport) -> str | None:
     """The farthest tier that had a part in it."""
+    if report.num_disk_tokens:
+        return "disk"
     if report.num_host_tokens:
         return "ram"
     return "device" if report.num_device_tokens else None

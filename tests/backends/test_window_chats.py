@@ -80,7 +80,7 @@ class Chats:
         warm, finished = self._run(self.core, self.backend, prompt, ends, True)
         expected, _ = self._run(self.cold, self.other, prompt, [], False)
         assert [s.token_id for s in warm] == [s.token_id for s in expected]
-        assert max(abs(a.logprob - b.logprob) for a, b in zip(warm, expected)) < 1e-4
+        assert max(abs(a.logprob - b.logprob) for a, b in zip(warm, expected, strict=True)) < 1e-4
         num_new = len(prompt) - max((shared(prompt, each) for each in self.seen), default=0)
         self.table.append((what, len(prompt), num_new, finished.num_computed_tokens))
         assert finished.num_computed_tokens <= num_new + few, self.table

@@ -179,7 +179,7 @@ class Traffic(RuleBasedStateMachine):
     def update(self, token_id, seconds):
         self.now += seconds
         batch, self.batch = self.batch, None
-        self.memory.run(batch, self.histories)
+        assert self.memory.run(batch, self.histories) == ()
         self.take(self.core.update(batch, answer(batch, token_id), self.now))
         for chunk in batch.chunks:
             tokens = [item[0] for item in self.histories[chunk.request_id]]

@@ -8,7 +8,7 @@ from harness.core_fakes import answer
 from harness.core_server import Server, words
 from kvtrio.core import invariants
 from kvtrio.core.events import Abort, Cached
-from kvtrio.core.explain import CachePath, MissReason, TurnClass
+from kvtrio.core.explain import CachePath, Found, MissReason, TurnClass
 from kvtrio.core.identity import AdapterUse, KeyMaker, Segment
 from kvtrio.core.types import RequestId, Retain, Tier
 
@@ -216,7 +216,7 @@ def test_found_tokens_are_told_as_they_are_found():
     server.send((*words(1, 9), 5))
     batch = server.core.schedule(0.0)
     (first, *_) = server.core.update(batch, answer(batch), 0.0)
-    assert first == Cached(RequestId(2), 9, 0, first.report)
+    assert first == Cached(RequestId(2), Found(9, 0, 0), first.report)
     assert first.report.path is CachePath.RESIDENT
 
 

@@ -1,10 +1,13 @@
 """A memory that knows what was written where, to catch every wrong reuse."""
 
+import struct
+
 from attrs import define, field
 
-from kvtrio.core.batch import Batch
+from kvtrio.backends.moves import run_moves
+from kvtrio.core.batch import Batch, Copy
 from kvtrio.core.config import CoreConfig
-from kvtrio.core.types import Tier
+from kvtrio.core.types import BlockId, Tier
 
 Trace = tuple[object, ...]
 
@@ -27,16 +30,16 @@ class Memory:
         windows = {group: config.groups[group].window or 0 for group in config.window_groups}
         return cls(config.block_size, config.is_unified, config.point_groups, windows)
 
-    def run(self, batch: Batch, histories: dict[int, list[object]]) -> None:
-        """Perform the copies and the step of ``batch``.
+    def run(
+        self, batch: Batch, histories: dict[int, list[object]]
+    ) -> tuple[tuple[bytes, ...], ...]:
+        """Perform the moves and the step of ``batch``; returns what it was to read.
 
         ``histories``: per request, what each of its positions is computed from, in order.
         """
+        saved = run_moves(self, batch)
         for copy in batch.copies:
-            for place in range(1 if copy.group in self.point_groups else copy.num_tokens):
-                source = self._at(copy.source_tier, copy.group, copy.source, place)
-                target = self._at(copy.target_tier, copy.group, copy.target, place)
-                self.places[target] = self.places[source]
+            self.copy(copy)
         written: set[tuple[Tier, int, int, int]] = set()
         for chunk in batch.chunks:
             digests = _digests(histories[chunk.request_id][: chunk.end])
@@ -60,6 +63,31 @@ class Memory:
                         assert at not in written, "two chunks write one place"
                         written.add(at)
                         self.places[at] = digest
+
+        return saved
+
+    def copy(self, copy: Copy) -> None:
+        for place in range(1 if copy.group in self.point_groups else copy.num_tokens):
+            source = self._at(copy.source_tier, copy.group, copy.source, place)
+            target = self._at(copy.target_tier, copy.group, copy.target, place)
+            self.places[target] = self.places[source]
+
+    def read(self, group: int, place: BlockId, tier: Tier, num_tokens: int) -> bytes:
+        """Eight bytes per token; a state has as many as in the tests' sizes."""
+        if group in self.point_groups:
+            digest = self.places[self._at(tier, group, place, 0)]
+            return struct.pack("<q56x", digest)
+        digests = [self.places[self._at(tier, group, place, i)] for i in range(num_tokens)]
+        digests += [0] * (self.block_size - num_tokens)
+        return struct.pack(f"<{self.block_size}q", *digests)
+
+    def write(self, group: int, place: BlockId, tier: Tier, part: bytes) -> None:
+        if group in self.point_groups:
+            digests = struct.unpack("<q56x", part)
+        else:
+            digests = struct.unpack(f"<{self.block_size}q", part)
+        for i, digest in enumerate(digests):
+            self.places[self._at(tier, group, place, i)] = digest
 
     def _at(self, tier: Tier, group: int, block: int, place: int) -> tuple[Tier, int, int, int]:
         return Tier.DEVICE if self.is_unified else tier, group, block, place

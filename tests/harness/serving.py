@@ -7,10 +7,11 @@
 
 import json
 import re
-from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import asynccontextmanager, closing, contextmanager
 from hashlib import blake2b
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import trio
@@ -20,6 +21,7 @@ from quart_trio import QuartTrio
 from harness.virtual import SimSettings, SimStack, script, sim_stack
 from harness.virtual_http import Answer, Call, VirtualServer
 from kvtrio.core.sampling import SamplingParams
+from kvtrio.core.session import ServerIdentity
 from kvtrio.engine.offload import InlineOffload
 from kvtrio.model.adapters import AdapterData, AdapterKind
 from kvtrio.model.answers import AnswerStore
@@ -34,6 +36,8 @@ from kvtrio.serve.adapters import Adapter, AdapterInfo, Adapters
 from kvtrio.serve.app import create_app
 from kvtrio.serve.served import ServedModel
 from kvtrio.serve.services import ServeSettings, Services
+from kvtrio.serve.sessions import Sessions
+from kvtrio.store.sessions import SessionStore
 
 BOS, EOS = 256, 257
 WORDS = ("hello", " world", "al", "pha be", "ta ga", "mma!", "\n")
@@ -42,6 +46,8 @@ VOCAB_SIZE = 258 + len(WORDS)
 NOW = 1_790_000_000.0
 SEALER = Sealer(b"tenants of the tests", b"log key of the tests")
 HEARTBEAT_S = 5.0
+IDENTITY = ServerIdentity(b"model of the tests".ljust(32), b"format of the tests".ljust(32), 0)
+"""Of saved sessions; with the block size of the server."""
 
 
 class ByteTokenizer:
@@ -198,7 +204,8 @@ async def serving(
 ) -> AsyncIterator[Serving]:
     """Serve in virtual time; every answer is ``tokens`` and then ``then`` for ever, unless ``sim``
     has a token function. ``settings`` are those of ``ServeSettings``; ``lora_dir``: where adapters
-    may be loaded from; ``recall_bytes``: room for past answers, 0 for none."""
+    may be loaded from; ``recall_bytes``: room for past answers, 0 for none; ``session_dir``: where
+    conversations are saved; ``identity``: of the state in them."""
     sim = evolve(sim or SimSettings(), vocab_size=VOCAB_SIZE)
     if sim.token_function is None:
         sim = evolve(sim, token_function=script(tokens, then))
@@ -217,6 +224,7 @@ async def serving(
     lines: list[Any] = []
     tally, folder = Tally(), settings.pop("lora_dir", None)
     recall_bytes = settings.pop("recall_bytes", 1 << 20)
+    session_dir, identity = settings.pop("session_dir", None), settings.pop("identity", IDENTITY)
     async with sim_stack(sim, tally) as stack, trio.open_nursery() as nursery:
         model = model or served_model()
         loading = LoadingSettings(
@@ -237,12 +245,28 @@ async def serving(
             emit=lines.append,
         )
         nursery.start_soon(services.loader.reap)
-        app = create_app(services)
-        http = VirtualServer(app, nursery)
-        yield Serving(
-            app=app, http=http, stack=stack, services=services, nursery=nursery, lines=lines
-        )
-        nursery.cancel_scope.cancel()
+        with sessions_in(session_dir, identity, services) as sessions:
+            services = evolve(services, sessions=sessions)
+            app = create_app(services)
+            http = VirtualServer(app, nursery)
+            yield Serving(
+                app=app, http=http, stack=stack, services=services, nursery=nursery, lines=lines
+            )
+            nursery.cancel_scope.cancel()
+
+
+@contextmanager
+def sessions_in(
+    folder: Path | None, identity: ServerIdentity, services: Services
+) -> Iterator[Sessions | None]:
+    """Real files, touched on the spot."""
+    if folder is None:
+        yield None
+        return
+    identity = evolve(identity, block_size=services.settings.block_size)
+    with closing(SessionStore.open(folder)) as store:
+        adapters, beside = services.loader.adapters, InlineOffload()
+        yield Sessions(services.engine, store, identity, adapters, beside)
 
 
 def adapter_data(content: str, **changes: Any) -> AdapterData:

@@ -33,6 +33,7 @@ from kvtrio.core.types import StateClass
 from kvtrio.engine import Engine, Handle, open_engine
 from kvtrio.engine.executor import VirtualExecutor
 from kvtrio.engine.records import CostRecord, Observer, RequestRecord, StepRecord
+from kvtrio.engine.tap import Tap
 from kvtrio.obs.observer import FanOut
 from kvtrio.schedulers.fcfs import FCFS
 
@@ -89,6 +90,10 @@ class SimSettings:
     """None: tokens by hash, all of ``vocab_size``."""
     cost: Callable[[Batch], float] = Factory(StepCost)
     horizon_s: float = HORIZON_S
+    tap: Tap | None = None
+    """Of the engine."""
+    is_paranoid: bool = True
+    """False: without the checks after each event; for long traffic."""
     is_virtual: bool = True
     """False: in real time, without the checks after each event; for measurements."""
 
@@ -227,7 +232,10 @@ async def sim_stack(
     executor = VirtualExecutor(backend, settings.cost)
     with trio.fail_after(settings.horizon_s):
         observer = FanOut((records, *others))
-        async with open_engine(core, executor, observer, paranoid=is_virtual) as engine:
+        paranoid = is_virtual and settings.is_paranoid
+        async with open_engine(
+            core, executor, observer, paranoid=paranoid, tap=settings.tap
+        ) as engine:
             yield SimStack(engine, core, backend, records, settings)
 
 

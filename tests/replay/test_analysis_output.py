@@ -3,6 +3,7 @@
 import csv
 import json
 import re
+import signal
 import xml.etree.ElementTree as ElementTree
 from html.parser import HTMLParser
 from pathlib import Path
@@ -17,6 +18,7 @@ from kvtrio.core.types import GapCause
 from kvtrio.obs.events import SchedStep, ServerStart, TierUsage
 from kvtrio.obs.schema import Digest
 from kvtrio.obs.words import BackendKind, CacheKind, ComputeType, DeviceKind, TemplateSource
+from kvtrio.replay.analysis.errors import AnalysisError
 from kvtrio.replay.analysis.page import report_page
 from kvtrio.replay.analysis.report import Report, report_of
 from kvtrio.replay.analysis.store import open_store
@@ -201,6 +203,7 @@ def test_the_command_compares(
         (["missing.jsonl"], "is not a file"),
         (["--compare", "{log}"], "--compare takes two files"),
         (["{log}", "{log}"], "named twice"),
+        (["{log}", "--json", "{log}"], "written over"),
         (["{log}", "--html", "{log}/page.html"], "cannot write"),
         (["{log}", "--csv", "{log}"], "cannot write"),
         (["{log}", "--memory-mib", "1"], "--memory-mib"),
@@ -241,3 +244,19 @@ def test_cells_for_people() -> None:
     assert shown(1234567, Kind.COUNT) == "1,234,567"
     assert shown(None, Kind.SHARE) == "-"
     assert shown(0.0123, Kind.RATE) == "0.0123"
+
+
+def test_signals_are_as_before(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a log is read SIGTERM ends the command as Ctrl-C does, with its temporary files; later
+    it means what it meant."""
+    meant = []
+
+    def opened(*_: object) -> None:
+        meant.append(signal.getsignal(signal.SIGTERM))
+        raise AnalysisError("stopped for the test")
+
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr("kvtrio.cli.analysis.open_store", opened)
+    assert main(["analyze", str(log)]) == 2
+    assert meant == [signal.default_int_handler]
+    assert signal.getsignal(signal.SIGTERM) is before

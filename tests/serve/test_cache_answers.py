@@ -20,6 +20,7 @@ MEMBERS = {
     "turn",
     "reused_device",
     "reused_ram",
+    "reused_disk",
     "computed",
     "matched",
     "other_adapter_match",

@@ -4,13 +4,13 @@ The whole stack in virtual time, on real tokenizers, templates and arithmetic.
 """
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import pytest
-from attrs import define, field
+from attrs import define, evolve, field
 
 from harness.hybrids import (
     Cold,
@@ -22,6 +22,7 @@ from harness.hybrids import (
     torch_settings,
 )
 from harness.serving import Serving, serving
+from kvtrio.store.sessions import SessionStore
 
 MODELS = ["qwen3", "gemma3", "qwen35", "lfm2", "mamba2", "granitehybrid"]
 """Full attention, sliding windows, and recurrent layers with and without attention."""
@@ -62,6 +63,12 @@ class Stack:
         assert reply.status == 200, reply.json
         return self.check(what, few)
 
+    async def slot(self, action: str, name: str) -> dict[str, Any]:
+        reply = await self.server.post(f"/slots/0?action={action}", {"filename": name})
+        assert reply.status == 200, reply.json
+        answer: dict[str, Any] = reply.json
+        return answer
+
     async def warm(self, what: str, messages: list[Any]) -> None:
         """The head of what is to come, in idle time."""
         reply = await self.server.post("/v1/cache/warm", {"messages": messages})
@@ -93,11 +100,13 @@ def num_shared(one: tuple[int, ...], other: tuple[int, ...]) -> int:
 
 
 @asynccontextmanager
-async def started(name: str, shared: Path, template: str | None = None) -> AsyncIterator[Stack]:
-    """``template``: in place of the model's own."""
+async def started(
+    name: str, shared: Path, template: str | None = None, sessions: Path | None = None
+) -> AsyncIterator[Stack]:
+    """``template``: in place of the model's own. ``sessions``: where they are saved."""
     path = shared / "tiny" / "models" / f"{name}.gguf"
     sim, model = torch_settings(path), served_file(path, template)
-    async with serving(sim=sim, model=model) as server:
+    async with serving(sim=sim, model=model, session_dir=sessions) as server:
         stack = Stack(server, cold(path))
         yield stack
     for row in stack.table:
@@ -220,3 +229,46 @@ async def test_a_history_that_is_replaced_by_a_summary(
         await stack.chat("turn behind the summary", short, few=0)
         chat.append(said("user", stack.words(SHORT)))
         await stack.chat("turn of the old branch", chat)
+
+
+async def test_a_saved_conversation_goes_on_in_another_server(
+    autojump_clock: Any, name: str, shared: Path, tmp_path: Path
+) -> None:
+    """Next turn, identical request, changed tail and branch compute what they would have without
+    the restart; without its checkpoints a session gives what it can, and the answer is right."""
+    async with started(name, shared, sessions=tmp_path) as stack:
+        tokenizer = stack.server.services.model.tokenizer
+        prompt = tuple(tokenizer.encode(stack.words(500), add_special=True, parse_special=True))
+        more = tuple(tokenizer.encode(" What then?", add_special=False, parse_special=False))
+        chat = (await stack.raw("first", prompt)).sequence
+        saved = await stack.slot("save", "chat")
+        without_checkpoints(tmp_path, "chat", "bare")
+    async with started(name, shared, sessions=tmp_path) as stack:
+        restored = await stack.slot("restore", "chat")
+        assert restored["n_restored"] == saved["n_saved"] == len(chat) - 1
+        stack.seen.append(chat)
+        await stack.raw("next turn", chat + more)
+        await stack.raw("again", prompt)
+        await stack.raw("changed tail", chat[:-4] + more)
+        await stack.raw("branch", prompt[: len(prompt) // 2] + more, few=512)
+    async with started(name, shared, sessions=tmp_path) as stack:
+        bare = await stack.slot("restore", "bare")
+        stack.seen.append(chat)
+        has_states = stack.server.services.model.spec.has_states
+        assert bare["n_restored"] == (0 if has_states else saved["n_saved"])
+        few = len(chat) if has_states else FEW
+        await stack.raw("next turn, no checkpoints", chat + more, few)
+        await stack.raw("once more", chat + more)
+
+
+def without_checkpoints(folder: Path, name: str, target: str) -> None:
+    """The session again, without its states."""
+    with closing(SessionStore.open(folder)) as store:
+        identity = store.info(name, b"").identity
+        with store.reading(name, b"") as reader:
+            head = evolve(reader.head, state_positions=())
+            blocks = list(map(reader.block, range(head.num_blocks(identity.block_size))))
+        with store.saving(target, head, identity, b"") as writer:
+            for parts in blocks:
+                writer.add_block(parts)
+            writer.commit()

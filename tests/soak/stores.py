@@ -29,9 +29,9 @@ from kvtrio.store.disk import DiskStore
 from kvtrio.store.scan import KEY_FILE, entry_name
 from kvtrio.store.sessions import PIECES, SessionStore
 
-LIMIT = 1 << 21
-NUM_ENTRIES = 200
-MAX_PART = 60_000
+LIMIT = 1 << 22
+NUM_ENTRIES = 60
+MAX_PART = 300_000
 LONGEST_S = 0.25
 NAMES = ("a", "b", "c")
 NOTHING = 0
@@ -54,7 +54,7 @@ def write_entries(folder: Path, rng: Random) -> None:
     store = DiskStore.open(folder, LIMIT, SECRET)
     say("ready")
     while True:
-        wanted = stored(rng.randrange(NUM_ENTRIES))
+        wanted = rng.choice(ENTRIES)
         try:
             store.write(wanted)
         except StoreError as error:

@@ -28,6 +28,14 @@ def write_csv(folder: Path, tables: Iterable[Table]) -> None:
         raise AnalysisError(f"cannot write into {folder}: {error.strerror}") from None
 
 
+def try_file(path: Path) -> None:
+    """Better found out now than after the work: raises ``AnalysisError``."""
+    try:
+        path.touch()
+    except OSError as error:
+        raise AnalysisError(f"cannot write {path}: {error.strerror}") from None
+
+
 def write_text(path: Path, content: str) -> None:
     try:
         path.write_text(content, encoding="utf-8")

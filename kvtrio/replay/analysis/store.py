@@ -104,15 +104,26 @@ class Store:
 @contextmanager
 def open_store(paths: Sequence[Path], memory_mib: int = MEMORY_MIB) -> Iterator[Store]:
     """Read the files; what is on disk goes when the block ends. Raises ``AnalysisError``."""
-    for path in paths:
-        if not path.is_file():
-            raise AnalysisError(f"{path} is not a file")
+    num_bytes = total_bytes(paths)
     with TemporaryDirectory(prefix="kvtrio-analyze-") as name, _translated():
         folder = Path(name)
         with _connected(folder, memory_mib) as connection:
             links = _linked(paths, folder)
             _read(connection, links)
-            yield Store(connection, _source(connection, paths))
+            yield Store(connection, _source(connection, paths, num_bytes))
+
+
+def total_bytes(paths: Sequence[Path]) -> int:
+    """Of all files. Raises ``AnalysisError`` if one is none, or cannot be looked at."""
+    total = 0
+    for path in paths:
+        try:
+            if not path.is_file():
+                raise AnalysisError(f"{path} is not a file")
+            total += path.stat().st_size
+        except OSError as error:
+            raise AnalysisError(f"cannot read {path}: {error.strerror}") from None
+    return total
 
 
 @contextmanager
@@ -163,11 +174,11 @@ def _read(connection: duckdb.DuckDBPyConnection, links: list[str]) -> None:
     connection.commit()
 
 
-def _source(connection: duckdb.DuckDBPyConnection, paths: Sequence[Path]) -> Source:
+def _source(connection: duckdb.DuckDBPyConnection, paths: Sequence[Path], num_bytes: int) -> Source:
     counts = dict(connection.execute("SELECT status, count(*) FROM lines GROUP BY 1").fetchall())
     return Source(
         names=tuple(path.name for path in paths),
-        num_bytes=sum(path.stat().st_size for path in paths),
+        num_bytes=num_bytes,
         num_lines=sum(counts.values()),
         num_bad=counts.get("bad", 0),
         num_foreign=counts.get("foreign", 0),

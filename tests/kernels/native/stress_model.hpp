@@ -90,21 +90,21 @@ class Model {
     return static_cast<int32_t>(tables_.vectors.size()) - 1;
   }
 
-  // Types in turn. Blocks of Q4_0 and Q4_1 are random bytes behind scales that are small numbers.
+  // Types in turn. Quantised blocks are random bytes behind scales that are small numbers.
   int32_t matrix(int64_t rows, int64_t cols) {
     constexpr int32_t kTypes[] = {kvt::kQ8_0, kvt::kF32, kvt::kQ4_0, kvt::kQ4_1};
     const int32_t type = kTypes[tables_.matrices.size() % 4];
     const int64_t row_bytes = kvt::source_row_bytes(type, cols);
     std::vector<uint8_t> source(static_cast<size_t>(rows * row_bytes));
-    if (type == kvt::kF32 || type == kvt::kQ8_0) {
+    if (type == kvt::kF32) {
       const std::vector<float> values = floats(rows * cols, 0.1f);
-      if (type == kvt::kF32) std::memcpy(source.data(), values.data(), source.size());
-      else kvt::quantise_q8_0(values.data(), rows * cols, source.data());
+      std::memcpy(source.data(), values.data(), source.size());
     } else {
-      const size_t header = type == kvt::kQ4_0 ? 2 : 4;
+      const size_t header = type == kvt::kQ4_1 ? 4 : 2, quants = type == kvt::kQ8_0 ? 32 : 16;
+      const uint8_t exponent = type == kvt::kQ8_0 ? 0x14 : 0x24;
       for (size_t i = 0; i < source.size(); ++i) {
-        const size_t place = i % (header + 16);
-        source[i] = place >= header ? static_cast<uint8_t>(random_()) : place % 2 ? 0x24 : 0;
+        const size_t place = i % (header + quants);
+        source[i] = place >= header ? static_cast<uint8_t>(random_()) : place % 2 ? exponent : 0;
       }
     }
     const int64_t bytes = kvt_packed_bytes(type, rows, cols);

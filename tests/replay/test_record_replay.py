@@ -1,0 +1,81 @@
+"""Traffic that was recorded plays to the same decisions."""
+
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+
+from harness.replaying import computing, play
+from harness.virtual import SimSettings
+from kvtrio.engine.records import RequestRecord
+from kvtrio.replay.make_settings import MakeSettings
+from kvtrio.replay.maker import make
+from kvtrio.replay.results import Outcome
+from kvtrio.replay.scenario_file import Scenario, checked, collect
+
+MIXED = MakeSettings(
+    seed=4,
+    num_sessions=62,
+    num_turns=4,
+    num_systems=3,
+    system_tokens=40,
+    user_tokens=8,
+    output_tokens=6,
+    think_s=30.0,
+    max_context=256,
+    switch_share=0.15,
+    again_share=0.1,
+    back_share=0.1,
+    summary_share=0.1,
+    leave_share=0.05,
+    probe_every_s=20.0,
+    num_burst=6,
+    burst_tokens=60,
+    num_tenants=3,
+)
+ROOMY = SimSettings(
+    num_places=96,
+    max_context=256,
+    max_batch_tokens=256,
+    block_size=16,
+    num_host_blocks=0,
+    is_paranoid=False,
+)
+"""So much memory that nothing is displaced."""
+
+
+def mixed(**changes: Any) -> Scenario:
+    import attrs
+
+    return collect(checked(make(attrs.evolve(MIXED, **changes))))
+
+
+def decision(record: RequestRecord) -> tuple[Any, ...]:
+    """What the cache decided for a request, and how long it was."""
+    return (
+        record.num_prompt_tokens,
+        record.num_cached_tokens,
+        record.num_computed_tokens,
+        record.num_recomputed_tokens,
+        record.retain,
+        record.purpose,
+        len(record.adapters),
+        record.cache,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_computing", [False, True], ids=["sim", "cpu"])
+async def test_a_recording_replays_to_the_same_decisions(
+    autojump_clock: Any, is_computing: bool
+) -> None:
+    """Three hundred mixed requests: sizes, paths, reasons and turns are equal, one by one."""
+    num_adapters = 0 if is_computing else 3
+    first = mixed(num_adapters=num_adapters)
+    assert len(first.requests) >= 300
+    with computing(ROOMY) if is_computing else nullcontext(ROOMY) as server:
+        once = await play(first, server, adapters=num_adapters)
+        assert all(each.outcome in (Outcome.DONE, Outcome.LEFT) for each in once.results)
+    with computing(ROOMY) if is_computing else nullcontext(ROOMY) as server:
+        again = await play(once.recorded, server, adapters=num_adapters)
+    assert [decision(each) for each in again.records] == [decision(each) for each in once.records]
