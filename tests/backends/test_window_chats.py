@@ -28,7 +28,7 @@ SIZES = {
     "max_sampled": 1,
     "num_threads": 1,
 }
-AMPLE, SCARCE = 900, 60
+AMPLE, SCARCE = 900, 90
 """Blocks in RAM; every third has its part."""
 FEW = 64
 VOCAB = 200
@@ -173,21 +173,20 @@ def test_changed_chats_compute_what_is_new(make):
 @pytest.mark.slow
 @pytest.mark.parametrize("is_unified", [True, False])
 def test_conversations_go_on_in_little_memory(make, is_unified):
-    """Four take turns, with parts for a fifth of their blocks: turns compute what is new, the same
-    again a message more at most; who edits an early message may pay for what has gone, and nothing
-    is ever answered otherwise."""
-    chats = make(SCARCE + 60, is_unified)
-    all_chats = [[chats.words(150)] for _ in range(4)]
-    for turn in range(5):
+    """Three take turns, with room for the last windows and little more: turns compute what is new;
+    who edits an early message may pay for what has gone, and nothing is ever answered otherwise."""
+    chats = make(SCARCE, is_unified)
+    all_chats = [[chats.words(150)] for _ in range(3)]
+    for turn in range(4):
         for number, chat in enumerate(all_chats):
             chat.append(chats.words(LONG // 2 if turn % 2 else SHORT))
             chat.append(chats.ask(f"chat {number} turn {turn}", chat))
-    for chat in all_chats[2:]:
+    for chat in all_chats[1:]:
         chats.ask("regenerate", chat[:-1])
         chats.ask("edit of the last", [*chat[:-2], chats.words(SHORT)])
-    for chat in all_chats:
+    for chat in all_chats[:2]:
         chats.ask("edit of an early one", [*chat[:3], chats.words(SHORT)], few=CONTEXT)
         chats.ask("back", [*chat, chats.words(SHORT)], few=CONTEXT)
     chats.show()
     parts = chats.core.cache.parts
-    assert sum(parts.num_used.values()) <= sum(parts.limits.values()) == 20 + (SCARCE + 60) // 3
+    assert sum(parts.num_used.values()) <= sum(parts.limits.values()) == 20 + (SCARCE) // 3
