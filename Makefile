@@ -38,6 +38,7 @@ bench: $(VENV)/.test
 	$(BIN)/python tests/bench/returning.py
 	$(BIN)/python tests/bench/streams.py
 	$(BIN)/python tests/bench/between_steps.py
+	$(BIN)/python tests/bench/analyze.py --gigabytes 1
 	$(BIN)/python tests/bench/store.py
 
 # Kills writers of state at so many random moments each, and looks at what they left.

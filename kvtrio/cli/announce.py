@@ -6,6 +6,7 @@ from urllib.parse import urlsplit
 
 from kvtrio.backends.base import BackendInfo
 from kvtrio.cli.prepare import Prepared
+from kvtrio.cli.reuse_notes import reuse_notes
 from kvtrio.core.config import widest_window
 
 EXAMPLE = """\
@@ -24,62 +25,50 @@ WINDOWS = (
     "kvtrio: some of this model's layers see {window} tokens, and keep what requests see now or may"
     " see again: {device} of {all_device} blocks where it runs, {host} of {all_host} in RAM"
 )
-SCARCE = (
-    "kvtrio: {number} checkpoints are few for {places} places: most turns will be computed from the"
-    " start of their conversation (--cache-ram gives more)"
-)
-ENOUGH = 4
-"""Checkpoints for each place: two conversations, or a turn and an earlier one."""
 MIB = 1 << 20
 
 
 def announce(prepared: Prepared, info: BackendInfo, url: str) -> None:
-    """Print on stderr, if a person reads it, the address and an example; to all, that reuse will be
-    rare."""
-    notes = state_notes(info, prepared.config.scheduling.parallel)
-    for line in notes[1:]:
-        print(line, file=sys.stderr)
+    """Print on stderr, if a person reads it, the address and an example; to all, what keeps state
+    from being reused."""
+    num_places = prepared.config.scheduling.parallel
+    for note in reuse_notes(info, num_places):
+        print(f"kvtrio: {note}", file=sys.stderr)
     if not sys.stderr.isatty():
         return
     if prepared.served.template_note:
         print(f"kvtrio: {prepared.served.template_note}", file=sys.stderr)
     if info.host_is_short:
         print(SHORT.format(mib=host_bytes(info) // MIB), file=sys.stderr)
-    for line in notes[:1]:
-        print(line, file=sys.stderr)
+    if split := state_split(info, num_places):
+        print(split, file=sys.stderr)
     key = " -H 'Authorization: Bearer YOUR_KEY'" if prepared.keys else ""
     print(EXAMPLE.format(name=prepared.served.alias, url=url, key=key), file=sys.stderr)
     if not prepared.keys and not is_local(urlsplit(url).hostname or ""):
         print(OPEN_TO_ALL, file=sys.stderr)
 
 
-def state_notes(info: BackendInfo, num_places: int) -> list[str]:
-    """What is to be said of a model with recurrent layers: how memory is split, and whether that
-    is enough for reuse to be worth a word."""
+def state_split(info: BackendInfo, num_places: int) -> str | None:
+    """How memory is split for a model with recurrent layers or sliding windows."""
     bytes_per_state = sum(group.bytes_per_state for group in info.groups)
     if not bytes_per_state:
-        return window_notes(info)
+        return window_split(info)
     device, host = info.num_state_slots - num_places, info.num_host_state_slots
-    mib = bytes_per_state / MIB
-    notes = [STATES.format(device=device, mib=mib, host=host)]
-    if device + host < ENOUGH * num_places:
-        notes.append(SCARCE.format(number=device + host, places=num_places))
-    return notes
+    return STATES.format(device=device, mib=bytes_per_state / MIB, host=host)
 
 
-def window_notes(info: BackendInfo) -> list[str]:
-    """The same of a model with sliding windows that are shorter than its requests."""
+def window_split(info: BackendInfo) -> str | None:
+    """The same where windows are shorter than requests, and there are no recurrent layers."""
     window = widest_window(info.groups)
     if not window:
-        return []
-    note = WINDOWS.format(
+        return None
+    return WINDOWS.format(
         window=window,
         device=info.num_window_blocks,
         all_device=info.num_blocks,
         host=info.num_host_window_blocks,
         all_host=info.num_host_blocks,
     )
-    return [note]
 
 
 def host_bytes(info: BackendInfo) -> int:

@@ -56,12 +56,18 @@ class Begun:
     log_key: bytes = field(repr=False)
 
 
+def version() -> tuple[int, int, int]:
+    """Of kvtrio."""
+    major, minor, patch = map(int, re.findall(r"\d+", kvtrio.__version__)[:3])
+    return major, minor, patch
+
+
 def server_start(prepared: Prepared, info: BackendInfo, begun: Begun) -> ServerStart:
     """What was set up, in numbers. The digest's key lives as long as the process."""
     scheduling, settings = prepared.config.scheduling, prepared.backend_settings
     is_cpu = info.name == CPU
     compute = ComputeType.FILE.value if is_cpu else settings.dtype
-    major, minor, patch = map(int, re.findall(r"\d+", kvtrio.__version__)[:3])
+    major, minor, patch = version()
     return ServerStart(
         port=urlsplit(begun.url).port or 0,
         model=Digest.of(prepared.served.model_path_name, begun.log_key),

@@ -11,19 +11,20 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import trio
-from attrs import define, field, frozen
+from attrs import define, frozen
 from tqdm import tqdm
 
 from kvtrio.cli import exits
+from kvtrio.cli.replay import ReplayOptions
 from kvtrio.cli.replay_http import client_for
 from kvtrio.replay.actions import Operator
 from kvtrio.replay.pacing import PlaySettings, Schedule, schedule
 from kvtrio.replay.played import Played
 from kvtrio.replay.player import Player
-from kvtrio.replay.results import Api, End, Line, Result, Run, Verdict, encode_line
+from kvtrio.replay.results import Api, End, Line, Pacing, Result, Run, Verdict, encode_line
 from kvtrio.replay.scenario import Adapter
 from kvtrio.replay.scenario_file import Scenario, ScenarioError, read_scenario
-from kvtrio.replay.target import Http, ReplayError, Target, Wishes, look
+from kvtrio.replay.target import ReplayError, Target, Wishes, look
 from kvtrio.replay.verdicts import Judge
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -31,51 +32,59 @@ NOT_AS_EXPECTED = 3
 """Exit code."""
 
 
-@frozen(kw_only=True)
-class Replaying:
-    """What the command line said."""
+def wishes(options: ReplayOptions) -> Wishes:
+    """Raises ``ReplayError``."""
+    pairs = [each.partition("=") for each in options.adapter]
+    if not all(alias and name for alias, _, name in pairs):
+        raise ReplayError("--adapter: not like a0=NAME")
+    try:
+        more = json.loads(options.body)
+    except ValueError:
+        more = None
+    if not isinstance(more, dict):
+        raise ReplayError("--body: not a JSON object")
+    return Wishes(
+        api=None if options.api is None else Api(options.api),
+        model=options.model,
+        adapters={alias: name for alias, _, name in pairs},
+        without_adapters=not options.adapters,
+        more=more,
+    )
 
-    scenario: Path
+
+def play_settings(options: ReplayOptions) -> PlaySettings:
+    return PlaySettings(
+        pacing=Pacing(options.pacing),
+        speed=options.speed,
+        sample=options.sample,
+        seed=options.seed,
+    )
+
+
+@frozen
+class _Given:
+    """What is played, and how."""
+
+    scenario: Scenario
+    digest: str
+    """Of its file."""
     url: str
-    out: Path | None
-    settings: PlaySettings
-    api: Api | None
-    model: str | None
-    adapters: tuple[str, ...]
-    without_adapters: bool
-    body: str
-    restart: str | None
-    api_key: str | None = field(repr=False)
+    options: ReplayOptions
 
-    def wishes(self) -> Wishes:
-        """Raises ``ReplayError``."""
-        pairs = [each.partition("=") for each in self.adapters]
-        if not all(alias and name for alias, _, name in pairs):
-            raise ReplayError("--adapter: not like a0=NAME")
-        try:
-            more = json.loads(self.body)
-        except ValueError:
-            more = None
-        if not isinstance(more, dict):
-            raise ReplayError("--body: not a JSON object")
-        return Wishes(
-            api=self.api,
-            model=self.model,
-            adapters={alias: name for alias, _, name in pairs},
-            without_adapters=self.without_adapters,
-            more=more,
-        )
+    @property
+    def settings(self) -> PlaySettings:
+        return play_settings(self.options)
 
 
-def run_replay(given: Replaying) -> int:
+def run_replay(path: Path, url: str, options: ReplayOptions) -> int:
     """Return the exit code."""
     problem: BaseException | None = None
     code = exits.INTERRUPTED
     try:
-        scenario = read_scenario(given.scenario)
-        digest = hashlib.sha256(given.scenario.read_bytes()).hexdigest()
-        with _opened(given.out) as file:
-            code = trio.run(_replay, given, scenario, digest, file)
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        given = _Given(read_scenario(path), digest, url, options)
+        with _opened(options.out) as file:
+            code = trio.run(_replay, given, file)
     except* (ReplayError, ScenarioError, OSError) as group:
         problem = exits.first_leaf(group)
     if problem is not None:
@@ -93,9 +102,10 @@ def _opened(path: Path | None) -> Iterator[BinaryIO | None]:
             yield file
 
 
-async def _replay(given: Replaying, scenario: Scenario, digest: str, file: BinaryIO | None) -> int:
-    http = client_for(given.url, given.api_key)
-    target = await look(http, given.wishes(), _used_adapters(scenario))
+async def _replay(given: _Given, file: BinaryIO | None) -> int:
+    scenario, options = given.scenario, given.options
+    http = client_for(given.url, options.api_key)
+    target = await look(http, wishes(options), _used_adapters(scenario))
     plan = schedule(scenario, given.settings)
     _warn(scenario, target)
     report = _Report(
@@ -103,30 +113,27 @@ async def _replay(given: Replaying, scenario: Scenario, digest: str, file: Binar
         summary=Played(len(plan.numbers)),
         judge=Judge(scenario.expects, target.api is Api.TOKENS),
     )
-    report.write(_run_line(given, plan, target, digest))
-    began_s, is_complete = trio.current_time(), False
+    report.write(_run_line(given, plan, target))
+    operator = Operator(http, target, report.judge.doubt, _restarter(options.restart))
+    player = Player(scenario, plan, given.settings, target, http, operator, report.take)
+    began_s = trio.current_time()
     with tqdm(total=len(plan.numbers), unit=" requests", disable=None) as bar:
         report.bar = bar
-        is_complete = await _until_signal(given, scenario, plan, (http, target, report))
-    wall_s = trio.current_time() - began_s
-    return _tell(report, is_complete, wall_s)
+        is_complete = await _until_signal(player)
+    if operator.num_left_out:
+        exits.complain(f"{operator.num_left_out} actions were left out: no means to do them")
+    return _tell(report, is_complete, trio.current_time() - began_s)
 
 
-async def _until_signal(
-    given: Replaying, scenario: Scenario, plan: Schedule, ends: "tuple[Http, Target, _Report]"
-) -> bool:
+async def _until_signal(player: Player) -> bool:
     """Whether all was played; else a signal came first."""
-    (http, target, report), is_complete = ends, False
-    operator = Operator(http, target, _restarter(given.restart))
-    player = Player(scenario, plan, given.settings, target, http, operator, report.take)
+    is_complete = False
     with trio.open_signal_receiver(*SIGNALS) as signals:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_cancel_at_signal, signals, nursery.cancel_scope)
             await player.play()
             is_complete = True
             nursery.cancel_scope.cancel()
-    if operator.num_left_out:
-        exits.complain(f"{operator.num_left_out} actions were left out: no means to do them")
     return is_complete
 
 
@@ -168,10 +175,10 @@ def _tell(report: _Report, is_complete: bool, wall_s: float) -> int:
     return NOT_AS_EXPECTED if any(each.is_met is False for each in verdicts) else exits.OK
 
 
-def _run_line(given: Replaying, plan: Schedule, target: Target, digest: str) -> Run:
+def _run_line(given: _Given, plan: Schedule, target: Target) -> Run:
     settings = given.settings
     return Run(
-        scenario=digest,
+        scenario=given.digest,
         num_requests=len(plan.numbers),
         pacing=settings.pacing,
         speed=settings.speed,

@@ -20,6 +20,7 @@ from kvtrio.cli.interpreter import collect_garbage, collect_in_thread, tuned
 from kvtrio.cli.logs import Begun, open_log, server_start
 from kvtrio.cli.prepare import Prepared, core_config, prepare
 from kvtrio.cli.record import Recorded, check_record, recording
+from kvtrio.cli.reuse_notes import reuse_notes
 from kvtrio.cli.signals import Stop, StopSignals
 from kvtrio.config import ConfigError, ServeConfig
 from kvtrio.core.machine import Core
@@ -119,7 +120,7 @@ async def _serve(
                 trio.open_nursery() as nursery,
             ):
                 services = _services(prepared, engine, run_secrets, observer.log, tally)
-                services = evolve(services, sessions=_sessions(prepared, executor.info, services))
+                services = _with_model(services, prepared, executor.info)
                 await _load_adapters(prepared, services.loader)
                 urls = await nursery.start(_serve_http, prepared, services, name="http")
                 stop.way = Stop.IGNORE  # from here on a signal drains
@@ -195,15 +196,24 @@ def _services(
     )
 
 
+def _with_model(services: Services, prepared: Prepared, info: BackendInfo) -> Services:
+    """What is known when the model is loaded."""
+    notes = tuple(reuse_notes(info, prepared.config.scheduling.parallel))
+    settings = evolve(services.settings, reuse_notes=notes)
+    return evolve(services, settings=settings, sessions=_sessions(prepared, info, services))
+
+
 def _sessions(prepared: Prepared, info: BackendInfo, services: Services) -> Sessions | None:
     if prepared.sessions is None:
         return None
     return Sessions(
-        services.engine,
-        prepared.sessions,
-        _identity(prepared, info),
-        services.loader.adapters,
-        ThreadOffload(1),
+        engine=services.engine,
+        files=prepared.sessions,
+        identity=_identity(prepared, info),
+        adapters=services.loader.adapters,
+        beside=ThreadOffload(1),
+        emit=services.emit,
+        log_key=services.settings.sealer.log_key,
     )
 
 

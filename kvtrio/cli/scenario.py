@@ -72,6 +72,27 @@ def import_trace(
 
 
 @scenario.command
+def incident(
+    name: Annotated[str, Parameter(help="Its name; `all` writes each to a file of its name.")],
+    out: Annotated[Path, Parameter(help="The scenario file to write, or the folder for all.")],
+    /,
+) -> int:
+    """Write what went wrong on some server as a scenario that says what has to come out instead.
+
+    scenarios/README.md of the repository tells the stories.
+    """
+    from kvtrio.replay.incidents import INCIDENTS
+
+    if name == "all":
+        written = [_written(out / f"{each}.jsonl", INCIDENTS[each]) for each in INCIDENTS]
+        return max(written)
+    if name not in INCIDENTS:
+        exits.complain(f"no incident of that name: {', '.join(INCIDENTS)}, or all")
+        return exits.USAGE
+    return _written(out, INCIDENTS[name])
+
+
+@scenario.command
 def show(file: Annotated[Path, Parameter(help="A scenario file.")], /) -> int:
     """Check a scenario file, and say what is in it."""
     from kvtrio.replay.outline import outline

@@ -11,6 +11,7 @@ import msgspec
 from attrs import define, field, frozen
 
 from kvtrio.cli import exits
+from kvtrio.cli.logs import version
 from kvtrio.cli.simulate import SimulateOptions
 from kvtrio.core.config import CoreConfig, Group
 from kvtrio.core.types import StateClass
@@ -22,6 +23,7 @@ from kvtrio.plugins import SCHEDULERS, PluginError, load
 from kvtrio.replay.machines import MachineError, StepSeconds, calibrate, describe, named
 from kvtrio.replay.outcome import Numbers, Outcome, side_by_side
 from kvtrio.replay.scenario_file import Scenario, ScenarioError, read_scenario
+from kvtrio.replay.simulated_start import simulated_start
 from kvtrio.replay.simulation import SimulatedServer, Simulation
 
 MAX_BATCH_TOKENS = 4096
@@ -111,7 +113,9 @@ def _simulated(scenario: Scenario, run: _Run) -> Numbers:
         if options.log is not None:
             file = stack.enter_context(_buffered(_log_path(run)))
             plain = Clock(monotonic_ns=clock.monotonic_ns, wall_s=clock.wall_s)
-            writer = JsonObserver(Log(file, plain, Level(options.log_level)), key=LOG_KEY)
+            log = Log(file, plain, Level(options.log_level))
+            writer = JsonObserver(log, key=LOG_KEY)
+            log.emit(simulated_start(run.config, len(scenario.adapters), version()))
             observers.append(writer)
             wants_step = writer.wants_step
         simulation = Simulation(server, scenario, FanOut(tuple(observers)), wants_step)

@@ -21,6 +21,8 @@ class PlaceView:
     num_computed_tokens: int
     num_generated_tokens: int
     max_new_tokens: int | None
+    num_restored_tokens: int = 0
+    """Of the session that the place stands for since; then there is no request."""
 
 
 @define(eq=False)
@@ -70,12 +72,16 @@ class Places:
 
     def views(self) -> tuple[PlaceView, ...]:
         return tuple(
-            _view(place, request, self.running[place] is not None)
+            _view(place, request, self.running[place] is not None, self._num_restored(place))
             for place, request in enumerate(self.last)
         )
 
+    def _num_restored(self, place: int) -> int:
+        contents = self.contents[place]
+        return len(contents.tags) if contents and self.last[place] is None else 0
 
-def _view(place: int, request: Request | None, is_processing: bool) -> PlaceView:
+
+def _view(place: int, request: Request | None, is_processing: bool, num_restored: int) -> PlaceView:
     return PlaceView(
         place=place,
         request_id=request.request_id if request else None,
@@ -85,4 +91,5 @@ def _view(place: int, request: Request | None, is_processing: bool) -> PlaceView
         num_computed_tokens=request.num_computed_tokens if request else 0,
         num_generated_tokens=request.num_generated_tokens if request else 0,
         max_new_tokens=request.submit.max_new_tokens if request else None,
+        num_restored_tokens=num_restored,
     )

@@ -9,6 +9,7 @@ from kvtrio.obs.server_events import RecordStart as RecordStart
 from kvtrio.obs.server_events import ServerCrash as ServerCrash
 from kvtrio.obs.server_events import ServerStart as ServerStart
 from kvtrio.obs.server_events import ServerStop as ServerStop
+from kvtrio.obs.session_events import SessionChange as SessionChange
 from kvtrio.obs.words import AdapterEvent as AdapterEvent
 from kvtrio.obs.words import DiscardReason, Library
 from kvtrio.obs.words import Section as Section
@@ -128,9 +129,12 @@ class CacheDivergence:
 
 @event("cache.restore", Level.INFO)
 class CacheRestore:
-    """Blocks came back from RAM to the device."""
+    """Blocks came back to the device, or came into memory."""
 
     num_blocks: int
+    """From RAM."""
+    num_disk_blocks: int
+    """From disk, or with a session."""
 
 
 @event("cache.evict", Level.INFO)
@@ -146,11 +150,12 @@ class CacheEvict:
 
 @event("cache.discard", Level.INFO)
 class CacheDiscard:
-    """What a request computed was not put into the cache."""
+    """What a request computed was not put into the cache; or a block or state on disk was of no use
+    and is removed."""
 
-    request_id: RequestId
+    request_id: RequestId | None
     why: DiscardReason
-    num_tokens: int
+    num_tokens: int | None
 
 
 @event("tier.usage", Level.INFO)
@@ -260,6 +265,7 @@ CATALOGUE = (
     CacheDiscard,
     TierUsage,
     AdapterChange,
+    SessionChange,
     SchedStep,
     SchedCost,
     LoopStall,

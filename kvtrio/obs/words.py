@@ -81,6 +81,19 @@ class DiscardReason(Enum):
 
     AUXILIARY = "auxiliary"
     """The request asked for it."""
+    # As ``stored.StoreFault`` has them.
+    NOT_FOUND = "not_found"
+    NOT_REGULAR = "not_regular"
+    TRUNCATED = "truncated"
+    DAMAGED = "damaged"
+    NEWER = "newer"
+    FOREIGN = "foreign"
+    TEMPORARY = "temporary"
+    """Left behind by a process that died while it wrote."""
+    LIMIT = "limit"
+    """It does not fit under the limit that is set now."""
+    NO_SPACE = "no_space"
+    IO = "io"
 
 
 class AdapterEvent(Enum):
@@ -95,6 +108,13 @@ class AdapterEvent(Enum):
     """Its name is gone; requests that use it go on."""
     FREED = "freed"
     """Nobody uses it any more: its memory was given back."""
+
+
+class SessionEvent(Enum):
+    """What happened to a saved session."""
+
+    SAVED = "saved"
+    RESTORED = "restored"
 
 
 class TemplateSource(Enum):

@@ -9,6 +9,8 @@ from kvtrio.replay.pacing import action_session
 from kvtrio.replay.scenario import Action, Request, What
 from kvtrio.replay.target import OK, Http, ReplayError, Target
 
+UNKNOWN = (404, 405, 501)
+"""The server cannot do it, or was started without what it needs."""
 Restart = Callable[[], Awaitable[None]]
 """Stops the server, starts it again, and waits until it is ready."""
 
@@ -19,6 +21,7 @@ class Operator:
 
     http: Http
     target: Target
+    on_left_out: Callable[[], None]
     restart: Restart | None = None
     num_left_out: int = field(init=False, default=0)
     _places: dict[int, int] = field(init=False, factory=dict)
@@ -42,26 +45,32 @@ class Operator:
     async def _set_scales(self, action: Action) -> None:
         scales = {self.target.adapter_ids.get(use.alias): use.scale for use in action.scales}
         if None in scales or not self.target.has_adapters:
-            self.num_left_out += 1
+            self._leave_out()
             return
         body = [{"id": number, "scale": scale} for number, scale in scales.items()]
         await self._post("/lora-adapters", body)
 
     async def _restart(self) -> None:
         if self.restart is None:
-            self.num_left_out += 1
+            self._leave_out()
         else:
             await self.restart()
 
     async def _place(self, action: Action) -> None:
         place = self._places.get(action.session or 0)
         if place is None:
-            self.num_left_out += 1
+            self._leave_out()
             return
         path = f"/slots/{place}?action={action.what.value}"
         await self._post(path, {"filename": action_session(action)})
 
     async def _post(self, path: str, body: Any) -> None:
         reply = await self.http.post(path, body)
-        if reply.status != OK:
+        if reply.status in UNKNOWN:
+            self._leave_out()
+        elif reply.status != OK:
             raise ReplayError(f"POST {path.partition('?')[0]}: status {reply.status}")
+
+    def _leave_out(self) -> None:
+        self.num_left_out += 1
+        self.on_left_out()

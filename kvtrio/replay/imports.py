@@ -128,19 +128,22 @@ def _header(origin: Origin, requests: Sequence[Request], *, is_exact: bool = Tru
 
 @define(eq=False)
 class _Families:
-    """Sessions by guess: a prompt that has more than its first block in common with an earlier one
-    goes on from it. The first alone may be a system prompt that many share."""
+    """Sessions by guess: a prompt goes on from the one that had its last known block, if it begins
+    with all blocks of that one but the last, which need not have been full."""
 
     _owner: dict[int, int] = field(init=False, factory=dict)
     """Session in which a block was seen last."""
-    _num_turns: dict[int, int] = field(init=False, factory=dict)
+    _turns: list[tuple[int, int]] = field(init=False, factory=list)
+    """Per session its number of turns, and of blocks in the last."""
 
     def place(self, digests: Sequence[int]) -> tuple[int, int]:
         """(session, turn)"""
-        known = [self._owner[each] for each in digests[1:] if each in self._owner]
-        session = known[-1] if known else len(self._num_turns)
-        for digest in digests[1:]:
-            self._owner[digest] = session
-        turn = self._num_turns.get(session, 0)
-        self._num_turns[session] = turn + 1
+        known = [each for each in digests if each in self._owner]
+        session = self._owner[known[-1]] if known else -1
+        if not known or len(known) < max(2, self._turns[session][1] - 1):
+            session = len(self._turns)
+            self._turns.append((0, 0))
+        turn = self._turns[session][0]
+        self._turns[session] = (turn + 1, len(digests))
+        self._owner.update(dict.fromkeys(digests, session))
         return session, turn

@@ -120,7 +120,7 @@ class Recording:
     def _take(self, event: Submit | TokenOut | Finished | None, now: float) -> None:
         recorder = self._writer.recorder
         if event is None:
-            self._end(RecordingEnd.STOPPED)
+            self._end(RecordingEnd.TIME if self._is_late else RecordingEnd.STOPPED)
         elif isinstance(event, Submit):
             recorder.admitted(event, now)
         else:

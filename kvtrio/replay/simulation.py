@@ -28,7 +28,6 @@ from kvtrio.core.machine import Core
 from kvtrio.core.policy import Policy
 from kvtrio.core.stretch import Listener, Machine, Stretch, StretchStep, can_stretch
 from kvtrio.core.types import RequestId
-from kvtrio.engine.hub import COST_EVERY, NO_MOVES, USAGE_EVERY
 from kvtrio.engine.live import account
 from kvtrio.engine.records import (
     CostRecord,
@@ -38,6 +37,7 @@ from kvtrio.engine.records import (
     StepRecord,
     breach_of,
 )
+from kvtrio.engine.telling import COST_EVERY, NO_MOVES, USAGE_EVERY
 from kvtrio.replay.arrivals import Arrivals
 from kvtrio.replay.machines import KnownCost, StepSeconds
 from kvtrio.replay.scenario import Action, Request, What

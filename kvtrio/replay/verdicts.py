@@ -17,6 +17,8 @@ class Judge:
 
     expects: Sequence[Expect]
     counts_tokens: bool
+    is_doubtful: bool = field(init=False, default=False)
+    """Something was left out: what comes from now on proves nothing."""
     _results: dict[int, Result] = field(init=False, factory=dict)
     _answers: dict[int, tuple[int, ...]] = field(init=False, factory=dict)
     _wanted: frozenset[int] = field(init=False)
@@ -27,9 +29,13 @@ class Judge:
         self._wanted = frozenset(named | {each.request for each in self.expects})
 
     def take(self, result: Result, answer: Sequence[int]) -> None:
-        if result.id in self._wanted and result.outcome in ANSWERED:
+        is_proof = result.outcome in ANSWERED and not self.is_doubtful
+        if result.id in self._wanted and is_proof:
             self._results[result.id] = result
             self._answers[result.id] = tuple(answer)
+
+    def doubt(self) -> None:
+        self.is_doubtful = True
 
     def verdicts(self) -> Iterator[Verdict]:
         """One for each thing that is expected, in order."""

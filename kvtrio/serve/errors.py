@@ -156,9 +156,6 @@ SESSION_FORMAT = ErrorSpec(
 SESSION_ADAPTERS = ErrorSpec(
     "session_adapters", 400, INVALID, _RESTORE + "it has state of adapters that are not loaded"
 )
-SESSION_NO_ROOM = ErrorSpec(
-    "session_no_room", 400, INVALID, _RESTORE + "it does not fit into memory (--cache-ram)"
-)
 SESSION_DISK_FULL = ErrorSpec(
     "session_disk_full", 500, "server_error", "Unable to save slot: the disk is full"
 )

@@ -116,8 +116,19 @@ def props(
             "note": model.template_note,
             "purposes": list(settings.purposes),
             "memory": _memory(statistics),
+            "reuse": {
+                "resumes_at": _resumes_at(statistics),
+                "notes": list(settings.reuse_notes),
+            },
         },
     }
+
+
+def _resumes_at(statistics: CoreStatistics) -> str:
+    """Between which tokens a request can go on from what is known of them."""
+    if statistics.max_slots:
+        return "checkpoints"
+    return "kept_windows" if statistics.max_parts else "any_token"
 
 
 def _memory(statistics: CoreStatistics) -> dict[str, dict[str, int]]:
@@ -149,6 +160,8 @@ def _slot(view: PlaceView, settings: ServeSettings, shown: PlaceSettings) -> dic
         "speculative": False,
         "is_processing": view.is_processing,
     }
+    if view.num_restored_tokens:
+        return {**slot, "n_prompt_tokens": view.num_restored_tokens}
     if view.request_id is None or view.place not in shown:
         return slot
     return {**slot, **_counts(view), "params": shown[view.place]}

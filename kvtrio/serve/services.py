@@ -48,6 +48,8 @@ class ServeSettings:
     purposes: tuple[str, ...] = PURPOSES
     max_waiting_s: float | None = None
     """A request that did not start by then is refused, if it sets no earlier time; None: never."""
+    reuse_notes: tuple[str, ...] = ()
+    """What the model or the settings keep from being reused; ours, to be shown."""
     max_body_bytes: int = field()
     """By default enough for a context of any text in any notation, but at most 16 MiB."""
     body_timeout_s: float = 60.0

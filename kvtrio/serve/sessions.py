@@ -6,19 +6,23 @@
 3. A session is read after it was verified whole. Where anything fails, the place is as before.
 """
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, suppress
 from typing import TypeVar
 
 import trio
-from attrs import field, frozen
+from attrs import define, field, frozen
 
 from kvtrio.core.events import Conversation
 from kvtrio.core.identity import AdapterUse, Segment
 from kvtrio.core.session import Parts, ServerIdentity, SessionHead, SessionInfo
+from kvtrio.core.stored import StoreError, StoreFault
 from kvtrio.engine import Engine
 from kvtrio.engine.offload import Offload
 from kvtrio.engine.saved import Restoring, SavedPlace, StateGone
+from kvtrio.obs.events import SessionChange
+from kvtrio.obs.schema import Digest
+from kvtrio.obs.words import SessionEvent
 from kvtrio.serve.adapters import Adapters
 from kvtrio.serve.job import Owner
 from kvtrio.serve.session_files import SessionFiles, SessionReader, SessionWriter
@@ -35,41 +39,56 @@ class NothingThere(Exception):
     """There is no state to save."""
 
 
-@frozen(eq=False)
+@define
+class _Note:
+    """Of what is to be logged."""
+
+    info: SessionInfo | None = None
+    fault: StoreFault | None = None
+
+
+@frozen(eq=False, kw_only=True)
 class Sessions:
-    """``adapters``: those that are loaded. ``beside``: one thread. All methods raise
-    ``StoreError``, and ``EngineStopped`` after the engine's end."""
+    """All methods raise ``StoreError``, and ``EngineStopped`` after the engine's end."""
 
     engine: Engine
     files: SessionFiles
     identity: ServerIdentity
     adapters: Adapters
+    """Those that are loaded."""
     beside: Offload
-    _turn: trio.Lock = field(factory=trio.Lock)
+    """One thread, for files."""
+    emit: Callable[[SessionChange], None]
+    log_key: bytes
+    _turn: trio.Lock = field(factory=trio.Lock, init=False)
 
     async def save_place(self, name: str, place: int, owner: Owner) -> SessionInfo:
         """What the place holds, as soon as nobody runs there. Raises ``NothingThere``."""
-        while True:
-            saved = await self.engine.save_place(place, owner.namespace)
-            try:
-                return await self._save(name, saved, owner)
-            except StateGone:
-                continue  # what is left is a beginning of it: save that
+        with self._noted(SessionEvent.SAVED, name) as note:
+            while note.info is None:
+                saved = await self.engine.save_place(place, owner.namespace)
+                # Where some of it has gone meanwhile, what is left is a beginning: save that.
+                with suppress(StateGone):
+                    note.info = await self._save(name, saved, owner)
+            return note.info
 
     async def save(self, name: str, conversation: Conversation, owner: Owner) -> SessionInfo:
         """What memory has of a conversation. Raises ``NothingThere``."""
-        while True:
-            saved = self.engine.save(conversation)
-            try:
-                return await self._save(name, saved, owner)
-            except StateGone:
-                continue
+        with self._noted(SessionEvent.SAVED, name) as note:
+            while note.info is None:
+                saved = self.engine.save(conversation)
+                with suppress(StateGone):
+                    note.info = await self._save(name, saved, owner)
+            return note.info
 
     async def restore_place(self, name: str, place: int, owner: Owner) -> tuple[int, SessionInfo]:
         """Into memory, for a place as soon as nobody runs there. Returns how many tokens can be
         found there now."""
-        restoring, info = await self._restore(name, place, owner)
-        return await restoring.commit(), info
+        with self._noted(SessionEvent.RESTORED, name) as note:
+            restoring, info = await self._restore(name, place, owner)
+            num_tokens = await restoring.commit()
+            note.info = info
+            return num_tokens, info
 
     async def recall(self, name: str, prompt: tuple[int, ...], owner: Owner, few: int) -> int:
         """Bring a session into memory, if there is one and memory has ``few`` tokens less of it
@@ -83,8 +102,9 @@ class Sessions:
         num_known = self.engine.restore(None, _conversation(head, owner)).num_known
         if num_known + few >= num_shared(head.token_ids, prompt):
             return 0
-        restoring, _ = await self._restore(name, None, owner)
-        return await restoring.commit()
+        with self._noted(SessionEvent.RESTORED, name) as note:
+            restoring, note.info = await self._restore(name, None, owner)
+            return await restoring.commit()
 
     # --- one at a time ---
 
@@ -132,6 +152,34 @@ class Sessions:
                 await restoring.put((), [(positions[at], state)])
                 at += 1
             start, number = end, _at_once(blocks)
+
+    @contextmanager
+    def _noted(self, what: SessionEvent, name: str) -> Iterator[_Note]:
+        """Log what is done in this block, or why it is not."""
+        note, begun_s = _Note(), trio.current_time()
+        try:
+            yield note
+        except StoreError as error:
+            note.fault = error.fault
+            raise
+        finally:
+            if note.info or note.fault:
+                self.emit(self._change(what, name, note, trio.current_time() - begun_s))
+
+    def _change(
+        self, what: SessionEvent, name: str, note: _Note, duration_s: float
+    ) -> SessionChange:
+        info = None if note.fault else note.info
+        return SessionChange(
+            what=what,
+            name=Digest.of(name, self.log_key),
+            fault=note.fault,
+            num_tokens=info.num_tokens if info else 0,
+            num_states=info.num_states if info else 0,
+            num_bytes=info.num_bytes if info else 0,
+            num_new_bytes=info.num_new_bytes if info else 0,
+            duration_s=duration_s,
+        )
 
     @asynccontextmanager
     async def _open(self, context: AbstractContextManager[T]) -> AsyncIterator[T]:

@@ -46,6 +46,17 @@ def test_sizes_of_a_server_that_ran(scenario, tmp_path, capsys):
     assert rows[0]["first token, p99 s"] > rows[1]["first token, p99 s"]
 
 
+def test_a_simulated_server_is_like_itself(scenario, tmp_path, capsys):
+    """Its log begins with its sizes, which are enough to simulate it again."""
+    log = tmp_path / "sim.log"
+    assert (
+        main(["simulate", str(scenario), "-np", "2", "--ram-tokens", "64", "--log", str(log)]) == 0
+    )
+    first = capsys.readouterr().out
+    assert main(["simulate", str(scenario), "--like", str(log)]) == 0
+    assert capsys.readouterr().out == first
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

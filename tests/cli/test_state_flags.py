@@ -12,10 +12,11 @@ from harness.serving import served_model
 from kvtrio.backends.base import BackendInfo, BackendSettings
 from kvtrio.cli import exits, main
 from kvtrio.cli.adapters import parse_adapter, read_adapters, wanted_adapters
-from kvtrio.cli.announce import state_notes
+from kvtrio.cli.announce import state_split
 from kvtrio.cli.backend import backend_settings, default_cache_ram
 from kvtrio.cli.identity import key_maker, server_identity
 from kvtrio.cli.prepare import core_config, split_purposes
+from kvtrio.cli.reuse_notes import reuse_notes
 from kvtrio.cli.saved_sessions import open_sessions
 from kvtrio.config import (
     AdapterSettings,
@@ -179,16 +180,34 @@ def test_the_default_is_a_quarter_of_memory() -> None:
 
 
 def test_the_split_of_memory_is_announced_for_recurrent_layers() -> None:
-    """How many checkpoints there are, and a word where they are too few; else nothing."""
+    """How many checkpoints there are, where it runs and in RAM; else nothing."""
     plain = info(backend_settings(serve_config(), 100))
-    assert state_notes(plain, 2) == []
-    groups = (Group(StateClass.POINT, None, 0, 3 * MIB), *GROUPS)
-    recurrent = evolve(plain, groups=groups, num_state_slots=4, num_host_state_slots=50)
-    (note,) = state_notes(recurrent, 2)
+    assert state_split(plain, 2) is None
+    note = state_split(recurrent(50), 2)
+    assert note is not None
     assert "2 of 3.0 MiB" in note
     assert "50 more in RAM" in note
-    _, warning = state_notes(evolve(recurrent, num_host_state_slots=5), 2)
-    assert "7 checkpoints are few for 2 places" in warning
+
+
+def recurrent(num_slots: int) -> BackendInfo:
+    """Two places, and so many checkpoints in RAM."""
+    plain = info(backend_settings(serve_config(), 100), num_host_blocks=10)
+    groups = (Group(StateClass.POINT, None, 0, 3 * MIB), *GROUPS)
+    return evolve(plain, groups=groups, num_state_slots=4, num_host_state_slots=num_slots)
+
+
+def test_what_keeps_state_from_being_reused_is_said() -> None:
+    """Too few checkpoints, blocks too large to resume within, no RAM; mostly nothing."""
+    plain = info(backend_settings(serve_config(), 100), num_host_blocks=10)
+    assert reuse_notes(plain, 2) == []
+    assert reuse_notes(evolve(plain, block_size=1024), 2) == []
+    assert reuse_notes(recurrent(50), 2) == []
+    (note,) = reuse_notes(recurrent(5), 2)
+    assert "7 checkpoints are few for 2 places" in note
+    (note,) = reuse_notes(evolve(recurrent(50), block_size=1024), 2)
+    assert "multiples of 1024 tokens" in note
+    (note,) = reuse_notes(evolve(plain, num_host_blocks=0), 2)
+    assert "no RAM" in note
 
 
 def test_memory_of_windows_is_announced() -> None:
@@ -200,7 +219,8 @@ def test_memory_of_windows_is_announced() -> None:
         num_window_blocks=12,
         num_host_window_blocks=30,
     )
-    (note,) = state_notes(facts, 2)
+    note = state_split(facts, 2)
+    assert note is not None
     assert "see 64 tokens" in note
     assert f"12 of {facts.num_blocks} blocks where it runs, 30 of 90 in RAM" in note
 

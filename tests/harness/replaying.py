@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import trio
-from attrs import define, evolve, field, frozen
+from attrs import define, evolve, frozen
 
 from harness.cpu_models import random_cpu
 from harness.serving import VOCAB_SIZE, Serving, serving
@@ -18,10 +18,11 @@ from kvtrio.replay.actions import Operator
 from kvtrio.replay.pacing import PlaySettings, schedule
 from kvtrio.replay.player import Player
 from kvtrio.replay.recorder import Recorder
-from kvtrio.replay.results import Pacing, Result
+from kvtrio.replay.results import Pacing, Result, Verdict
 from kvtrio.replay.scenario import SCHEMA, Header, Line, Origin
 from kvtrio.replay.scenario_file import Scenario, checked, collect
 from kvtrio.replay.target import Wishes, look
+from kvtrio.replay.verdicts import Judge
 
 KEY = b"log key of the tests"
 PURPOSES = ("chat", "title", "recap", "probe", "tool")
@@ -74,7 +75,9 @@ class Play:
     records: list[RequestRecord]
     """In the order of admission."""
     results: list[Result]
-    answers: dict[int, list[int]] = field(factory=dict)
+    verdicts: list[Verdict]
+    num_left_out: int
+    """Actions."""
 
 
 async def play(
@@ -84,11 +87,11 @@ async def play(
     lines: list[Line] = []
     recorder = Recorder(lines.append, trio.current_time(), KEY)
     results: list[Result] = []
-    answers: dict[int, list[int]] = {}
+    judge = Judge(scenario.expects, counts_tokens=True)
 
     def tell(result: Result, answer: list[int]) -> None:
         results.append(result)
-        answers[result.id] = answer
+        judge.take(result, answer)
 
     async with serving(sim=evolve(sim, tap=recorder), purposes=PURPOSES) as server:
         for number in range(adapters):
@@ -96,13 +99,14 @@ async def play(
         http = client(server)
         target = await look(http, Wishes(), scenario.adapters)
         plan = schedule(scenario, settings)
-        operator = Operator(http, target)
+        operator = Operator(http, target, judge.doubt)
         await Player(scenario, plan, settings, target, http, operator, tell).play()
         records = sorted(server.stack.records.requests, key=lambda record: record.request_id)
     header = Header(
         schema=SCHEMA, origin=Origin.RECORDED, max_context=sim.max_context, purposes=PURPOSES
     )
-    return Play(collect(checked([header, *lines])), records, results, answers)
+    recorded = collect(checked([header, *lines]))
+    return Play(recorded, records, results, list(judge.verdicts()), operator.num_left_out)
 
 
 def client(server: Serving) -> ReplayClient:

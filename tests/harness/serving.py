@@ -265,8 +265,15 @@ def sessions_in(
         return
     identity = evolve(identity, block_size=services.settings.block_size)
     with closing(SessionStore.open(folder)) as store:
-        adapters, beside = services.loader.adapters, InlineOffload()
-        yield Sessions(services.engine, store, identity, adapters, beside)
+        yield Sessions(
+            engine=services.engine,
+            files=store,
+            identity=identity,
+            adapters=services.loader.adapters,
+            beside=InlineOffload(),
+            emit=services.emit,
+            log_key=SEALER.log_key,
+        )
 
 
 def adapter_data(content: str, **changes: Any) -> AdapterData:

@@ -29,6 +29,7 @@ from kvtrio.serve.app import ROUTES
 from kvtrio.serve.errors import CATALOGUE
 from kvtrio.serve.fields import IGNORED, REFUSED
 from kvtrio.serve.schema import ChatBody, DetokenizeBody, NativeBody, TextBody, TokenizeBody
+from kvtrio.serve.session_files import FAULTS
 
 CANARY = "Canary7Words"
 SPELLINGS = tuple(
@@ -449,5 +450,12 @@ def test_every_error_is_driven() -> None:
         "no_adapter",
         "no_adapter_dir",
         "unknown_purpose",
+    }
+    driven |= {  # by test_canary_sessions
+        "no_session_dir",
+        "bad_slot",
+        "bad_action",
+        "empty_slot",
+        *(spec.code for spec in FAULTS.values()),
     }
     assert CATALOGUE.keys() - driven == {"bad_request"}, "bad_request: what only quart refuses"

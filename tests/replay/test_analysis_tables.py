@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from harness.logs import done, hit, log_bytes, write_log
+from harness.logs import done, hit, log_bytes, made, write_log
 from kvtrio.core.explain import CachePath, MissReason, TurnClass
 from kvtrio.core.types import FinishReason, GapCause, RejectReason, RequestId
 from kvtrio.obs.events import (
@@ -243,7 +243,7 @@ def test_eviction_intervals_against_turn_gaps(tmp_path: Path) -> None:
             (310.0, evict),
             (310.0, hit(GO_ON, MissReason.EVICTED, 0, CachePath.NONE, **turn, **age)),
             (320.0, done(session=Digest(6))),
-            (321.0, CacheRestore(num_blocks=3)),
+            (321.0, made(CacheRestore, num_blocks=3)),
         ],
     )
     with open_store([path]) as store:

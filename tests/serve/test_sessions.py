@@ -98,11 +98,14 @@ async def test_a_place_stands_for_what_was_restored_there(
         await complete(server, id_slot=0)
         saved = (await act(server, "save")).json
         assert (await act(server, "restore", slot=1)).status == 200
+        places = (await server.get("/slots")).json
+        assert places[1]["n_prompt_tokens"] == saved["n_saved"]
         again = (await act(server, "save", "copy", slot=1)).json
         assert again["n_saved"] == saved["n_saved"]
         assert again["kvtrio"]["new_bytes"] == 0
         erased = (await act(server, "erase", None, slot=1)).json
         assert erased == {"id_slot": 1, "n_erased": saved["n_saved"]}
+        assert "n_prompt_tokens" not in (await server.get("/slots")).json[1]
         assert (await act(server, "save", slot=1)).error["kvtrio"]["code"] == "empty_slot"
         assert (await act(server, "erase", None, slot=1)).json["n_erased"] == 0
 

@@ -132,6 +132,7 @@ async def test_props(autojump_clock: Any) -> None:
             "chat_template_name": "chatml",
             "note": "the model has none",
             "purposes": ["chat", "title", "recap", "probe", "tool"],
+            "reuse": {"resumes_at": "kept_windows", "notes": []},
         }
 
 
@@ -200,12 +201,14 @@ async def test_every_path_of_every_route_answers(
     body |= {"lora_name": "a", "lora_path": "a.gguf"}
     if route.handler == "set_lora_adapters":
         body = []
+    if route.handler == "state.warm":
+        del body["prompt"]
     async with serving(lora_dir=lora_dir) as server:
         if route.handler == "unload_lora_adapter":
             await server.add_adapter("a")
         for path in route.paths:
             raw = json.dumps(body).encode() if route.method == "POST" else b""
-            target = path.replace("<path:name>", "sim-model")
+            target = path.replace("<path:name>", "sim-model").replace("<slot>", "0?action=erase")
             answer = await server.call(Call(target=target, method=route.method, body=raw))
             assert answer.status == 200
 

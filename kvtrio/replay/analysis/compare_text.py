@@ -68,6 +68,6 @@ def _cells(each: Difference) -> tuple[str, ...]:
 
 def _signed(value: float, kind: Kind) -> str:
     """Differences of shares are points of a hundred."""
-    sign = "+" if value > 0 else "-" if value < 0 else ""
-    size = abs(value)
-    return sign + (f"{100 * size:.1f} pp" if kind is Kind.SHARE else shown(size, kind))
+    size = f"{100 * abs(value):.1f} pp" if kind is Kind.SHARE else shown(abs(value), kind)
+    is_nothing = not any(digit in size for digit in "123456789")
+    return size if is_nothing else f"{'+' if value > 0 else '-'}{size}"

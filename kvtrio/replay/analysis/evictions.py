@@ -120,13 +120,15 @@ def _discards(store: Store) -> Table:
 
 
 def _moves(store: Store) -> Table:
-    restored, demoted, dropped, tokens = store.row(
-        """SELECT sum(num_blocks) FILTER (event = 'cache.restore'), sum(num_demoted_blocks),
-               sum(num_dropped_blocks), sum(num_dropped_tokens) FROM good"""
+    restored, fetched, demoted, dropped, tokens = store.row(
+        """SELECT sum(num_blocks) FILTER (event = 'cache.restore'), sum(num_disk_blocks),
+               sum(num_demoted_blocks), sum(num_dropped_blocks), sum(num_dropped_tokens)
+           FROM good"""
     )
     rows = [
         ("from the device to RAM", demoted, None),
         ("from RAM to the device", restored, None),
+        ("from disk", fetched, None),
         ("lost", dropped, tokens),
     ]
     columns = (text("move", "blocks"), count("blocks", "blocks"), count("tokens", "tokens"))

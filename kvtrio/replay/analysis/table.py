@@ -86,8 +86,10 @@ def shown(cell: Cell, kind: Kind) -> str:
 def duration(seconds: float) -> str:
     """With the unit that gives two or three digits."""
     size = abs(seconds)
-    if size == 0:
+    if size < 5e-7:
         return "0 s"
+    if size < 1e-3:
+        return f"{seconds * 1e6:.0f} µs"
     if size < 0.9995:
         return f"{seconds * 1e3:.2g} ms" if size < 0.01 else f"{seconds * 1e3:.0f} ms"
     if size < 120:

@@ -31,7 +31,7 @@ FIELDS = (
     " longest_gap_request_id, longest_gap_prompt_tokens, longest_gap_prompt_at",
     "request.rejected: reason, num_prompt_tokens",
     "cache.divergence: miss_reason, position, section",
-    "cache.restore: num_blocks",
+    "cache.restore: num_blocks, num_disk_blocks",
     "cache.evict: num_demoted_blocks, num_dropped_blocks, num_dropped_tokens, longest_idle_s",
     "cache.discard: why, num_tokens",
     "tier.usage: num_device_blocks, num_host_blocks, num_running, num_waiting",
