@@ -10,11 +10,12 @@ from contextlib import ExitStack
 from functools import partial
 
 import trio
-from attrs import evolve
+from attrs import evolve, frozen
 
 from kvtrio.backends.base import BackendError, BackendInfo
 from kvtrio.cli import exits
 from kvtrio.cli.announce import announce
+from kvtrio.cli.disk import disk_bytes, disk_of, open_disk
 from kvtrio.cli.identity import Secrets, key_maker, server_identity
 from kvtrio.cli.interpreter import collect_garbage, collect_in_thread, tuned
 from kvtrio.cli.logs import Begun, open_log, server_start
@@ -45,8 +46,11 @@ from kvtrio.serve.errors import ApiError
 from kvtrio.serve.run import BindError, HttpSettings, serve_http
 from kvtrio.serve.services import ServeSettings, Services
 from kvtrio.serve.sessions import Sessions
+from kvtrio.store.disk import DiskStore
 
 OFFLOAD_THREADS = 2
+SETTLE_S = 20.0
+"""After the last answer, for writing to disk what is only in memory."""
 RECALL_BYTES = 64 << 20
 """For the texts and ids of past conversations."""
 ID_ALPHABET = string.ascii_letters + string.digits
@@ -74,7 +78,8 @@ def _run(config: ServeConfig, stack: ExitStack, stop: StopSignals) -> int:
     code, log = exits.OK, None
     try:
         log = open_log(config.logs, stack)
-        run_secrets = Secrets()
+        disk = open_disk(config.state, stack)
+        run_secrets = Secrets() if disk is None else Secrets.kept(disk.secret)
         observer = JsonObserver(log, key=run_secrets.sealer.log_key)
         check_record(config.record)
         stop.way = Stop.UNWIND  # a model may be downloaded
@@ -83,7 +88,8 @@ def _run(config: ServeConfig, stack: ExitStack, stop: StopSignals) -> int:
             exits.complain(prepared.backend.warning)
         stop.way = Stop.LEAVE
         watch = StallWatch(log, time.perf_counter)
-        trio.run(_serve, prepared, run_secrets, observer, stop, instruments=[watch])
+        started = Started(prepared, run_secrets, disk, observer)
+        trio.run(_serve, started, stop, instruments=[watch])
         log.emit(_stop_line(observer, time.perf_counter() - began_s))
     except* USER_ERRORS as group:
         exits.complain(exits.first_leaf(group))
@@ -99,34 +105,46 @@ def _run(config: ServeConfig, stack: ExitStack, stop: StopSignals) -> int:
     return code
 
 
-async def _serve(
-    prepared: Prepared, run_secrets: Secrets, observer: JsonObserver, stop: StopSignals
-) -> None:
+@frozen(eq=False)
+class Started:
+    """What there is before the weights are loaded."""
+
+    prepared: Prepared
+    secrets: Secrets
+    disk: DiskStore | None
+    observer: JsonObserver
+
+
+async def _serve(started: Started, stop: StopSignals) -> None:
     """Load the weights on the model's own thread, then run engine and HTTP until a signal."""
-    began_s = time.perf_counter()
+    began_s, observer = time.perf_counter(), started.observer
+    prepared, run_secrets = started.prepared, started.secrets
     load = prepared.backend.backend.load
     build = partial(load, prepared.file, prepared.spec, prepared.backend_settings)
     async with open_thread_executor(build) as executor:
         load_s = time.perf_counter() - began_s
         prepared.file.close()
         tally = Tally()
-        core = _core(prepared, executor, run_secrets)
+        core = _core(started, executor)
         is_paranoid = prepared.config.scheduling.paranoid
         both = FanOut((observer, tally))
         recorded = _recorded(prepared, executor.info, run_secrets)
         with recording(prepared.config.record, recorded, observer.log) as tap:
-            async with (
-                open_engine(core, executor, both, paranoid=is_paranoid, tap=tap) as engine,
-                trio.open_nursery() as nursery,
-            ):
-                services = _services(prepared, engine, run_secrets, observer.log, tally)
-                services = _with_model(services, prepared, executor.info)
-                await _load_adapters(prepared, services.loader)
-                urls = await nursery.start(_serve_http, prepared, services, name="http")
-                stop.way = Stop.IGNORE  # from here on a signal drains
-                begun = Begun(url=urls[0], load_s=load_s, log_key=run_secrets.sealer.log_key)
-                observer.log.emit(server_start(prepared, executor.info, begun))
-                announce(prepared, executor.info, urls[0])
+            async with open_engine(
+                core, executor, both, paranoid=is_paranoid, tap=tap, disk=disk_of(started.disk)
+            ) as engine:
+                async with trio.open_nursery() as nursery:
+                    services = _services(prepared, engine, run_secrets, observer.log, tally)
+                    services = _with_model(services, prepared, executor.info)
+                    await _load_adapters(prepared, services.loader)
+                    urls = await nursery.start(_serve_http, prepared, services, name="http")
+                    stop.way = Stop.IGNORE  # from here on a signal drains
+                    begun = Begun(url=urls[0], load_s=load_s, log_key=run_secrets.sealer.log_key)
+                    observer.log.emit(server_start(prepared, executor.info, begun))
+                    announce(prepared, executor.info, urls[0])
+                stop.way = Stop.LEAVE  # what is not on disk by now is only a miss later
+                with trio.move_on_after(SETTLE_S):
+                    await engine.settle()
 
 
 def _recorded(prepared: Prepared, info: BackendInfo, run_secrets: Secrets) -> Recorded:
@@ -138,9 +156,16 @@ def _recorded(prepared: Prepared, info: BackendInfo, run_secrets: Secrets) -> Re
     )
 
 
-def _core(prepared: Prepared, executor: ThreadExecutor[BackendInfo], run_secrets: Secrets) -> Core:
-    keys = key_maker(run_secrets.keys, _identity(prepared, executor.info))
-    return Core(core_config(prepared.config, executor.info), prepared.policy, keys)
+def _core(started: Started, executor: ThreadExecutor[BackendInfo]) -> Core:
+    prepared, disk = started.prepared, started.disk
+    keys = key_maker(started.secrets.keys, _identity(prepared, executor.info))
+    config = core_config(prepared.config, executor.info, disk_bytes(disk))
+    core = Core(config, prepared.policy, keys)
+    if disk is not None:
+        core.fill_disk(disk.heads())
+        for fault in disk.discarded.elements():
+            started.observer.lost(fault)
+    return core
 
 
 def _identity(prepared: Prepared, info: BackendInfo) -> ServerIdentity:
@@ -213,7 +238,7 @@ def _sessions(prepared: Prepared, info: BackendInfo, services: Services) -> Sess
         adapters=services.loader.adapters,
         beside=ThreadOffload(1),
         emit=services.emit,
-        log_key=services.settings.sealer.log_key,
+        sealer=services.settings.sealer,
     )
 
 

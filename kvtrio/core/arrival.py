@@ -91,6 +91,7 @@ class Entrance:
         block = cache.publish(own, Position(parent, arrival.trail), piece.num_tokens, now)
         assert block is own, "nothing there has its tokens"
         block.is_from_disk = True
+        cache.moves.num_from_disk += 1
         if cache.keeper is not None and piece.is_kept:
             cache.keeper.forget_block(block)
         path.append(block)

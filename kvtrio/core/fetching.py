@@ -91,6 +91,10 @@ class Fetches:
         arrival = Arrival(fetched.number, piece.trail, arriving, is_fetched=True)
         self.exchange.bring(arrival)
 
+    def take_lost(self) -> list[StoreFault]:
+        lost, self.lost = self.lost, []
+        return lost
+
     def go_on(self) -> None:
         """Look what has come into memory."""
         if not self.exchange.entered:

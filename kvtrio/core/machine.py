@@ -98,6 +98,12 @@ class Core(State):
                 disk.add(head, head.size, is_there=True)
 
     @property
+    def is_settled(self) -> bool:
+        """Nobody asks for anything, and all state in memory is on disk, or cannot be."""
+        keeper = self.cache.keeper
+        return not self.requests and (keeper is None or keeper.is_done)
+
+    @property
     def has_fresh(self) -> bool:
         """Some state is to be put on disk in idle moments."""
         return self.cache.keeper is not None and self.cache.keeper.has_fresh

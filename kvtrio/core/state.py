@@ -53,6 +53,13 @@ class CoreStatistics:
     """Parts of blocks in groups with a sliding window; empty without such."""
     max_parts: Mapping[Tier, int] = field(factory=dict)
     places: tuple[PlaceView, ...]
+    num_disk_bytes: int = 0
+    num_disk_entries: int = 0
+    """Blocks and states."""
+    num_disk_given_up: int = 0
+    """Those that could not be written, or not soon enough, since the start."""
+    max_disk_bytes: int = 0
+    """0: there is no disk tier."""
     num_stalls: Mapping[GapCause, int] = field(factory=dict)
     """Gaps between two tokens of an answer above the bound, since the start."""
 
@@ -210,7 +217,7 @@ class State:
         return _account(request, reason, now, text, stopped_by_text)
 
     def statistics(self) -> CoreStatistics:
-        states, parts = self.cache.states, self.cache.parts
+        states, parts, keeper = self.cache.states, self.cache.parts, self.cache.keeper
         return CoreStatistics(
             num_running=len(self.running),
             num_waiting=len(self.waiting),
@@ -224,6 +231,10 @@ class State:
             max_parts=dict(parts.limits) if parts else {},
             places=self.places.views(),
             num_stalls=dict(self.num_stalls),
+            num_disk_bytes=keeper.disk.num_bytes if keeper else 0,
+            num_disk_entries=len(keeper.disk.entries) if keeper else 0,
+            num_disk_given_up=keeper.num_given_up if keeper else 0,
+            max_disk_bytes=keeper.disk.limit if keeper else 0,
         )
 
 

@@ -23,6 +23,8 @@ class TierMoves:
 
     num_promoted: int = 0
     num_demoted: int = 0
+    num_from_disk: int = 0
+    """From disk, or with a session, into memory."""
     num_dropped: int = 0
     num_dropped_tokens: int = 0
     num_superseded: int = 0

@@ -11,50 +11,43 @@
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import trio
 from attrs import define, field
 
-from kvtrio.core.admission import predicted_first_token_s, predicted_start_s
-from kvtrio.core.batch import Batch, Chunk, StepResult
+from kvtrio.core.batch import Batch, StepResult
 from kvtrio.core.config import CoreConfig
 from kvtrio.core.events import (
     Abort,
     Bring,
     Cached,
-    Conversation,
     Drain,
-    Finished,
+    Fetched,
     Input,
     Output,
     Read,
     Rejected,
     Submit,
     Tick,
-    TokenOut,
+    Written,
 )
 from kvtrio.core.exchange import Answer
-from kvtrio.core.identity import TokenTrail
-from kvtrio.core.machine import Core, CoreStatistics
-from kvtrio.core.storage import TierMoves
+from kvtrio.core.machine import Core
 from kvtrio.core.types import RequestId
 from kvtrio.engine.handle import EngineStopped, Handle, Refused
-from kvtrio.engine.live import Live, record_of
-from kvtrio.engine.news import News, Stepped
-from kvtrio.engine.questions import Questions
-from kvtrio.engine.records import CostRecord, Observer, RequestRecord
+from kvtrio.engine.live import Live
+from kvtrio.engine.mover import Mover
+from kvtrio.engine.news import News, Stepped, cost_of
+from kvtrio.engine.records import Observer
 from kvtrio.engine.tap import Tap
+from kvtrio.engine.telling import NO_MOVES, Teller
 
 T = TypeVar("T")
 
-NO_MOVES = TierMoves()
 QUIET_S = 0.05
 """The loop hears of what nobody waits for at least this often."""
-COST_EVERY = 1000
-USAGE_EVERY = 250
-"""Steps between two reports of what they cost."""
 
 
 @define(eq=False)
@@ -67,6 +60,8 @@ class Hub:
     _clock: Callable[[], float]
     _check: Callable[[Core], None]
     _tap: Tap | None = None
+    _mover: Mover | None = None
+    """None: there is no disk tier."""
     _lock: threading.Lock = field(init=False, factory=threading.Lock)
     _news: deque[News] = field(init=False, factory=deque)
     _is_awaited: bool = field(init=False, default=False)
@@ -77,14 +72,21 @@ class Hub:
     _live: dict[RequestId, Live] = field(init=False, factory=dict)
     _has_input: trio.Event = field(init=False, factory=trio.Event)
     _is_idle: trio.Event = field(init=False, factory=trio.Event)
-    _has_ended: trio.Event = field(init=False, factory=trio.Event)
-    """Set, and another takes its place, when a request's end is told."""
-    _questions: Questions = field(init=False, factory=Questions)
+    _has_news: trio.Event = field(init=False, factory=trio.Event)
+    """Set, and another takes its place, at each delivery."""
+    _teller: Teller = field(init=False)
     _has_stopped: bool = field(init=False, default=False)
 
     def __attrs_post_init__(self) -> None:
         assert not self._core.has_work
         self._is_idle.set()
+        self._teller = Teller(
+            live=self._live,
+            observer=self._observer,
+            tap=self._tap,
+            block_size=self._core.config.block_size,
+            look=self.look,
+        )
 
     # --- callers ---
 
@@ -132,9 +134,9 @@ class Hub:
         """Have state moved in front of coming steps. Raises ``EngineStopped`` after the end."""
         if self._has_stopped:
             raise EngineStopped
-        number = self._questions.new()
+        number = self._teller.questions.new()
         self._tell(event_of(number))
-        return await self._questions.answer_to(number)
+        return await self._teller.questions.answer_to(number)
 
     async def when_idle(self, place: int, act: Callable[[Core, float], T]) -> T:
         """Do something for a moment, as soon as nobody runs in a place."""
@@ -146,46 +148,40 @@ class Hub:
                     result = act(self._core, self._clock())
                     self._check(self._core)
                     return result
-            await self._has_ended.wait()
+            await self._teller.has_ended.wait()
 
     def look(self, at: Callable[[Core], T]) -> T:
-        """At the core, for a moment."""
+        """At the core, for a moment; nothing may be changed."""
         with self._lock:
             return at(self._core)
 
-    def trail(self, conversation: Conversation) -> TokenTrail:
-        with self._lock:
-            return self._core.trail(conversation)
+    @property
+    def now(self) -> float:
+        return self._clock()
 
     @property
     def config(self) -> CoreConfig:
         return self._core.config
 
-    def _tell(self, event: Input) -> None:
+    async def settle(self) -> None:
+        """Return when all state in memory is on disk, or cannot be; with nobody asking."""
+        while not (self._has_stopped or self.look(lambda core: core.is_settled)):
+            await self._has_news.wait()
+
+    def report(self, reports: Sequence[Written | Fetched]) -> None:
+        """What became of the core's orders."""
+        self._tell(*reports)
+
+    def _tell(self, *events: Input) -> None:
         with self._lock:
-            self._take_in(event)
+            for event in events:
+                self._take_in(event)
         self.deliver()
         self._has_input.set()
-
-    def statistics(self) -> CoreStatistics:
-        with self._lock:
-            return self._core.statistics()
 
     @property
     def is_idle(self) -> bool:
         return self._is_idle.is_set()
-
-    def cost(self) -> CostRecord:
-        with self._lock:
-            return CostRecord.of(self._core.cost)
-
-    def predicted_start_s(self) -> float:
-        with self._lock:
-            return predicted_start_s(self._core, self._clock())
-
-    def predicted_first_token_s(self, submit: Submit) -> float:
-        with self._lock:
-            return predicted_first_token_s(self._core, submit, self._clock())
 
     async def wait_idle(self) -> None:
         """Return when no request is waiting or running; at once after the engine's end."""
@@ -218,10 +214,9 @@ class Hub:
         for live in self._live.values():
             live.handle.stop()
         self._is_idle.set()
-        self._has_ended.set()
-        self._questions.stop()
+        self._teller.stop()
         if self._core.cost.num_observed:
-            self._observer.cost(self.cost())
+            self._observer.cost(self.look(cost_of))
 
     # --- whoever runs the steps ---
 
@@ -239,6 +234,7 @@ class Hub:
             )
             moves, answers = core.cache.take_moves(), core.exchange.take_answers()
             self._queue(News(now, outputs, moves, stepped, answers))
+            self._take_orders()
 
     @property
     def is_awaited(self) -> bool:
@@ -260,6 +256,7 @@ class Hub:
         self._launched_s = now = self._clock()
         if answers := self._core.exchange.take_answers():
             self._queue(News(now, [], NO_MOVES, answers=answers))
+        self._take_orders()
         return batch
 
     def _take_in(self, event: Input) -> None:
@@ -268,6 +265,11 @@ class Hub:
         self._check(self._core)
         if outputs:
             self._queue(News(now, outputs, self._core.cache.take_moves()))
+        self._take_orders()
+
+    def _take_orders(self) -> None:
+        if self._mover is not None and self._mover.collect(self._core):
+            self._is_awaited = True
 
     def _queue(self, news: News) -> None:
         news.taken = [self._is_taken(output, news.now) for output in news.outputs]
@@ -286,48 +288,10 @@ class Hub:
         """Hand out what has happened."""
         self._is_awaited, self._delivered_s = False, self._clock()
         while self._news:
-            self._tell_readers(self._news.popleft())
+            self._teller.tell(self._news.popleft())
+        if self._mover is not None:
+            self._mover.start(self._observer)
+        self._has_news.set()
+        self._has_news = trio.Event()
         if not self._live:
             self._is_idle.set()
-
-    def _tell_readers(self, news: News) -> None:
-        records: list[RequestRecord] = []
-        chunks = news.stepped.batch.chunks if news.stepped else ()
-        num_decode_rows = sum(map(self._is_decode, chunks))
-        for output, is_taken in zip(news.outputs, news.taken, strict=True):
-            live = self._live[output.request_id]
-            if isinstance(output, Cached):
-                # Its numbers reach the reader with the next Progress.
-                self._observer.cached(output)
-                continue
-            if not is_taken:
-                live.handle.push(output)
-            if self._tap is not None and isinstance(output, TokenOut | Finished):
-                self._tap.said(output, news.now)
-            if isinstance(output, TokenOut):
-                live.gaps.add(news.now)
-            elif isinstance(output, Finished):
-                del self._live[output.request_id]
-                records.append(record_of(output, live))
-        for record in records:
-            self._observer.request(record)
-        for answer in news.answers:
-            self._questions.tell(answer)
-        if records:
-            self._has_ended.set()
-            self._has_ended = trio.Event()
-        if news.moves != NO_MOVES:
-            self._observer.moved(news.moves)
-        if news.stepped is not None and chunks:
-            self._report_step(news.stepped, num_decode_rows)
-
-    def _is_decode(self, chunk: Chunk) -> bool:
-        return chunk.start >= len(self._live[chunk.request_id].submit.token_ids)
-
-    def _report_step(self, stepped: Stepped, num_decode_rows: int) -> None:
-        step, block_size = stepped.batch.step, self._core.config.block_size
-        self._observer.step(stepped.record(num_decode_rows, block_size))
-        if (step + 1) % COST_EVERY == 0:
-            self._observer.cost(self.cost())
-        if (step + 1) % USAGE_EVERY == 0:
-            self._observer.usage(self.statistics())

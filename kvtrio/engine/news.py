@@ -5,8 +5,13 @@ from attrs import define, field
 from kvtrio.core.batch import Batch
 from kvtrio.core.events import Output
 from kvtrio.core.exchange import Answer
+from kvtrio.core.machine import Core
 from kvtrio.core.storage import TierMoves
-from kvtrio.engine.records import StepRecord, breach_of
+from kvtrio.engine.records import CostRecord, StepRecord, breach_of
+
+
+def cost_of(core: Core) -> CostRecord:
+    return CostRecord.of(core.cost)
 
 
 @define(eq=False, kw_only=True)

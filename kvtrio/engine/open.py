@@ -9,6 +9,7 @@ import trio
 from attrs import define, field
 
 from kvtrio.core import invariants
+from kvtrio.core.admission import predicted_first_token_s, predicted_start_s
 from kvtrio.core.events import Conversation, Submit
 from kvtrio.core.machine import Core, CoreStatistics
 from kvtrio.core.types import RequestId
@@ -17,6 +18,8 @@ from kvtrio.engine.group import HandleGroup
 from kvtrio.engine.handle import EngineStopped, Handle, Refused
 from kvtrio.engine.hub import Hub
 from kvtrio.engine.loop import run_steps
+from kvtrio.engine.mover import Disk, Mover
+from kvtrio.engine.news import cost_of
 from kvtrio.engine.records import CostRecord, Observer
 from kvtrio.engine.saved import Restoring, SavedPlace, erase_place, save, save_place
 from kvtrio.engine.tap import Tap
@@ -68,6 +71,10 @@ class Engine:
         """Return when no request is waiting or running."""
         await self._hub.wait_idle()
 
+    async def settle(self) -> None:
+        """Return when nobody asks for anything and all state is on disk, or cannot be."""
+        await self._hub.settle()
+
     async def load_adapter(self, data: Any) -> int:
         """Give the model an adapter, between two steps; returns its handle."""
         return await self._executor.load_adapter(data)
@@ -87,7 +94,8 @@ class Engine:
 
     def restore(self, place: int | None, conversation: Conversation) -> Restoring:
         """Begin to bring a session into memory, for ``place`` or for none; see ``Restoring``."""
-        return Restoring(place, self._hub.trail(conversation), self._hub)
+        trail = self._hub.look(lambda core: core.trail(conversation))
+        return Restoring(place, trail, self._hub)
 
     async def erase_place(self, place: int, namespace: bytes = b"") -> int:
         """Forget what a place holds of a namespace, as soon as nobody runs there, and its state
@@ -101,18 +109,19 @@ class Engine:
 
     def cost(self) -> CostRecord:
         """What steps cost, as learned so far."""
-        return self._hub.cost()
+        return self._hub.look(cost_of)
 
     def predicted_start_s(self) -> float:
         """Seconds until a request that came now would get a place."""
-        return self._hub.predicted_start_s()
+        return self._hub.look(lambda core: predicted_start_s(core, self._hub.now))
 
     def predicted_first_token_s(self, submit: Submit) -> float:
         """Seconds until a request would get its first token if it came now."""
-        return self._hub.predicted_first_token_s(submit)
+        now = self._hub.now
+        return self._hub.look(lambda core: predicted_first_token_s(core, submit, now))
 
     def statistics(self) -> CoreStatistics:
-        return self._hub.statistics()
+        return self._hub.look(Core.statistics)
 
 
 @asynccontextmanager
@@ -123,6 +132,7 @@ async def open_engine(
     *,
     paranoid: bool = False,
     tap: Tap | None = None,
+    disk: Disk | None = None,
 ) -> AsyncIterator[Engine]:
     """Run ``core`` on ``executor`` while the body runs; leaving it waits for the step under way.
 
@@ -130,10 +140,14 @@ async def open_engine(
     the engine raise ``EngineStopped``. ``paranoid`` checks the core's invariants after each change.
     """
     check = invariants.check if paranoid else _trust
-    hub = Hub(core, observer, thread_safe_clock(), check, tap)
+    assert (disk is None) == (core.fetches is None)
+    mover = Mover(disk) if disk is not None else None
+    hub = Hub(core, observer, thread_safe_clock(), check, tap, mover)
     try:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(run_steps, hub, executor, name="engine loop")
+            if mover is not None:
+                nursery.start_soon(mover.run, hub.report, name="disk mover")
             yield Engine(hub, executor)
             nursery.cancel_scope.cancel()
     finally:

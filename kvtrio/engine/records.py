@@ -12,6 +12,7 @@ from kvtrio.core.explain import CacheReport
 from kvtrio.core.identity import AdapterUse
 from kvtrio.core.state import CoreStatistics
 from kvtrio.core.storage import TierMoves
+from kvtrio.core.stored import StoreFault
 from kvtrio.core.types import FinishReason, RequestId, Retain
 
 
@@ -147,6 +148,10 @@ class Observer(Protocol):
         """The cache moved or lost blocks since the last step."""
         ...
 
+    def lost(self, fault: StoreFault) -> None:
+        """A block or a state on disk could not be used, and was removed."""
+        ...
+
     def rejected(self, record: Rejected) -> None:
         """A request was not admitted."""
         ...
@@ -173,6 +178,9 @@ class NullObserver:
         pass
 
     def moved(self, record: TierMoves) -> None:
+        pass
+
+    def lost(self, fault: StoreFault) -> None:
         pass
 
     def rejected(self, record: Rejected) -> None:

@@ -102,7 +102,7 @@ async def save_place(hub: Hub, place: int, namespace: bytes) -> SavedPlace:
 
 def save(hub: Hub, conversation: Conversation) -> SavedPlace:
     """What memory has of a conversation, wherever it ran."""
-    trail = hub.trail(conversation)
+    trail = hub.look(lambda core: core.trail(conversation))
     held = hub.look(lambda core: held_of(core, trail))
     return SavedPlace(held.head, held, hub)
 

@@ -168,6 +168,8 @@ class TierUsage:
     num_device_states: int
     """Of recurrent layers; 0 without such."""
     num_host_states: int
+    num_disk_bytes: int
+    """Of the disk tier's files; 0 without one."""
     num_running: int
     num_waiting: int
     num_waiting_tokens: int

@@ -119,12 +119,15 @@ def _cache(snapshot: Snapshot) -> Iterator[Metric]:
         "promoted": moves.num_promoted,
         "demoted": moves.num_demoted,
         "dropped": moves.num_dropped,
+        "from_disk": moves.num_from_disk,
     }
     by_move: Values = [({"move": name}, number) for name, number in numbers.items()]
     yield counter("kvtrio_cache_blocks_moved", "Blocks that changed tier or were lost", by_move)
     yield counter(
         "kvtrio_cache_dropped_tokens", "Tokens in lost blocks", one(moves.num_dropped_tokens)
     )
+    if statistics.max_disk_bytes:
+        yield from _disk(snapshot)
     for name, help_text, table in (
         ("blocks_used", "Blocks held or cached", statistics.num_used_blocks),
         ("blocks_limit", "Blocks that there are", statistics.max_blocks),
@@ -139,6 +142,25 @@ def _cache(snapshot: Snapshot) -> Iterator[Metric]:
     yield gauge("kvtrio_requests_running", "In a place", one(statistics.num_running))
     yield gauge("kvtrio_requests_waiting", "In the queue", one(statistics.num_waiting))
     yield gauge("kvtrio_tokens_waiting", "Prompts there", one(statistics.num_waiting_tokens))
+
+
+def _disk(snapshot: Snapshot) -> Iterator[Metric]:
+    statistics = snapshot.statistics
+    yield gauge(
+        "kvtrio_disk_bytes_used", "Of the disk tier's files", one(statistics.num_disk_bytes)
+    )
+    yield gauge("kvtrio_disk_bytes_limit", "At most", one(statistics.max_disk_bytes))
+    yield gauge("kvtrio_disk_entries", "Blocks and states there", one(statistics.num_disk_entries))
+    yield counter(
+        "kvtrio_disk_given_up",
+        "Blocks and states that could not be written, or not soon enough",
+        one(statistics.num_disk_given_up),
+    )
+    lost: Values = [
+        ({"reason": fault.value}, number) for fault, number in snapshot.tally.by_fault.items()
+    ]
+    if lost:
+        yield counter("kvtrio_disk_lost", "Blocks and states that could not be used", lost)
 
 
 def _steps(tally: Tally) -> Iterator[Metric]:

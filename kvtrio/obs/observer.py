@@ -8,6 +8,7 @@ from attrs import define, field, frozen
 from kvtrio.core.events import Cached, Rejected
 from kvtrio.core.state import CoreStatistics
 from kvtrio.core.storage import TierMoves
+from kvtrio.core.stored import StoreFault
 from kvtrio.core.types import Retain, Tier
 from kvtrio.engine.records import CostRecord, Observer, RequestRecord, StepRecord
 from kvtrio.obs.events import (
@@ -113,6 +114,10 @@ class JsonObserver:
             )
         )
 
+    def lost(self, fault: StoreFault) -> None:
+        why = DiscardReason(fault.value)
+        self.log.emit(CacheDiscard(request_id=None, why=why, num_tokens=None))
+
     def rejected(self, record: Rejected) -> None:
         self.log.emit(RequestRejected(**attrs.asdict(record, recurse=False)))
 
@@ -127,6 +132,7 @@ class JsonObserver:
                 num_host_blocks=blocks.get(Tier.HOST, 0),
                 num_device_states=states.get(Tier.DEVICE, 0),
                 num_host_states=states.get(Tier.HOST, 0),
+                num_disk_bytes=record.num_disk_bytes,
                 num_running=record.num_running,
                 num_waiting=record.num_waiting,
                 num_waiting_tokens=record.num_waiting_tokens,
@@ -134,8 +140,10 @@ class JsonObserver:
         )
 
     def moved(self, record: TierMoves) -> None:
-        if record.num_promoted:
-            self.log.emit(CacheRestore(num_blocks=record.num_promoted))
+        if record.num_promoted or record.num_from_disk:
+            self.log.emit(
+                CacheRestore(num_blocks=record.num_promoted, num_disk_blocks=record.num_from_disk)
+            )
         if record.num_demoted or record.num_dropped:
             self.log.emit(
                 CacheEvict(
@@ -199,6 +207,10 @@ class FanOut:
     def moved(self, record: TierMoves) -> None:
         for observer in self.observers:
             observer.moved(record)
+
+    def lost(self, fault: StoreFault) -> None:
+        for observer in self.observers:
+            observer.lost(fault)
 
     def rejected(self, record: Rejected) -> None:
         for observer in self.observers:

@@ -11,6 +11,7 @@ class SessionChange:
 
     what: SessionEvent
     name: Digest
+    """As ``request.done`` has it of requests that name the session."""
     fault: StoreFault | None
     """None: it was done. Then the rest are counts of the session, else 0."""
     num_tokens: int

@@ -14,6 +14,7 @@ from kvtrio.core.events import Cached, Rejected
 from kvtrio.core.explain import MissReason, TurnClass
 from kvtrio.core.state import CoreStatistics
 from kvtrio.core.storage import TierMoves
+from kvtrio.core.stored import StoreFault
 from kvtrio.core.types import FinishReason, GapCause, RejectReason
 from kvtrio.engine.records import BreachReason, CostRecord, RequestRecord, StepRecord
 
@@ -158,6 +159,8 @@ class Tally:
     accuracy: Spread = field(factory=lambda: Spread(RATIOS))
     """Measured over predicted duration of steps."""
     by_breach: Counter[BreachReason] = field(factory=Counter)
+    by_fault: Counter[StoreFault] = field(factory=Counter)
+    """Of state on disk that could not be used."""
     by_rejection: Counter[RejectReason] = field(factory=Counter)
     moves: TierMoves = field(factory=TierMoves)
     """Since the start."""
@@ -189,9 +192,13 @@ class Tally:
     def usage(self, record: CoreStatistics) -> None:
         """As ``cost``."""
 
+    def lost(self, fault: StoreFault) -> None:
+        self.by_fault[fault] += 1
+
     def moved(self, record: TierMoves) -> None:
         self.moves.num_promoted += record.num_promoted
         self.moves.num_demoted += record.num_demoted
+        self.moves.num_from_disk += record.num_from_disk
         self.moves.num_dropped += record.num_dropped
         self.moves.num_dropped_tokens += record.num_dropped_tokens
         self.moves.longest_idle_s = max(self.moves.longest_idle_s, record.longest_idle_s)

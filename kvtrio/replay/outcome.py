@@ -8,6 +8,7 @@ from kvtrio.core.events import Cached, Rejected
 from kvtrio.core.explain import CachePath
 from kvtrio.core.state import CoreStatistics
 from kvtrio.core.storage import TierMoves
+from kvtrio.core.stored import StoreFault
 from kvtrio.engine.records import CostRecord, RequestRecord, StepRecord
 
 Numbers = dict[str, float | int | None]
@@ -47,6 +48,9 @@ class Outcome:
             self.longest_gaps_s.append(record.gap_max_s)
 
     def cached(self, record: Cached) -> None:
+        pass
+
+    def lost(self, fault: StoreFault) -> None:
         pass
 
     def moved(self, record: TierMoves) -> None:

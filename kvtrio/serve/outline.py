@@ -4,6 +4,8 @@ Nothing is kept for it but what a request brought. The search renders the conver
 a few of them, and only when an answer has to explain a divergence.
 """
 
+from collections.abc import Sequence
+
 from attrs import evolve, frozen
 
 from kvtrio.model.template import ChatTemplate, RenderRequest, TemplateError
@@ -73,7 +75,7 @@ class Outline:
         return num_shared(text, self.text)
 
 
-def num_shared(one: str, two: str) -> int:
+def num_shared(one: Sequence[object], two: Sequence[object]) -> int:
     """Length of the common beginning, in a few comparisons of long parts."""
     low, high = 0, min(len(one), len(two))
     while low < high:

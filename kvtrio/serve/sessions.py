@@ -21,10 +21,12 @@ from kvtrio.engine import Engine
 from kvtrio.engine.offload import Offload
 from kvtrio.engine.saved import Restoring, SavedPlace, StateGone
 from kvtrio.obs.events import SessionChange
+from kvtrio.obs.identity import Sealer
 from kvtrio.obs.schema import Digest
 from kvtrio.obs.words import SessionEvent
 from kvtrio.serve.adapters import Adapters
 from kvtrio.serve.job import Owner
+from kvtrio.serve.outline import num_shared
 from kvtrio.serve.session_files import SessionFiles, SessionReader, SessionWriter
 
 AT_ONCE_BYTES = 16 << 20
@@ -59,12 +61,12 @@ class Sessions:
     beside: Offload
     """One thread, for files."""
     emit: Callable[[SessionChange], None]
-    log_key: bytes
+    sealer: Sealer
     _turn: trio.Lock = field(factory=trio.Lock, init=False)
 
     async def save_place(self, name: str, place: int, owner: Owner) -> SessionInfo:
         """What the place holds, as soon as nobody runs there. Raises ``NothingThere``."""
-        with self._noted(SessionEvent.SAVED, name) as note:
+        with self._noted(SessionEvent.SAVED, name, owner) as note:
             while note.info is None:
                 saved = await self.engine.save_place(place, owner.namespace)
                 # Where some of it has gone meanwhile, what is left is a beginning: save that.
@@ -74,7 +76,7 @@ class Sessions:
 
     async def save(self, name: str, conversation: Conversation, owner: Owner) -> SessionInfo:
         """What memory has of a conversation. Raises ``NothingThere``."""
-        with self._noted(SessionEvent.SAVED, name) as note:
+        with self._noted(SessionEvent.SAVED, name, owner) as note:
             while note.info is None:
                 saved = self.engine.save(conversation)
                 with suppress(StateGone):
@@ -84,7 +86,7 @@ class Sessions:
     async def restore_place(self, name: str, place: int, owner: Owner) -> tuple[int, SessionInfo]:
         """Into memory, for a place as soon as nobody runs there. Returns how many tokens can be
         found there now."""
-        with self._noted(SessionEvent.RESTORED, name) as note:
+        with self._noted(SessionEvent.RESTORED, name, owner) as note:
             restoring, info = await self._restore(name, place, owner)
             num_tokens = await restoring.commit()
             note.info = info
@@ -102,7 +104,7 @@ class Sessions:
         num_known = self.engine.restore(None, _conversation(head, owner)).num_known
         if num_known + few >= num_shared(head.token_ids, prompt):
             return 0
-        with self._noted(SessionEvent.RESTORED, name) as note:
+        with self._noted(SessionEvent.RESTORED, name, owner) as note:
             restoring, note.info = await self._restore(name, None, owner)
             return await restoring.commit()
 
@@ -154,32 +156,19 @@ class Sessions:
             start, number = end, _at_once(blocks)
 
     @contextmanager
-    def _noted(self, what: SessionEvent, name: str) -> Iterator[_Note]:
+    def _noted(self, what: SessionEvent, name: str, owner: Owner) -> Iterator[_Note]:
         """Log what is done in this block, or why it is not."""
         note, begun_s = _Note(), trio.current_time()
         try:
             yield note
         except StoreError as error:
-            note.fault = error.fault
+            note.fault, note.info = error.fault, None
             raise
         finally:
             if note.info or note.fault:
-                self.emit(self._change(what, name, note, trio.current_time() - begun_s))
-
-    def _change(
-        self, what: SessionEvent, name: str, note: _Note, duration_s: float
-    ) -> SessionChange:
-        info = None if note.fault else note.info
-        return SessionChange(
-            what=what,
-            name=Digest.of(name, self.log_key),
-            fault=note.fault,
-            num_tokens=info.num_tokens if info else 0,
-            num_states=info.num_states if info else 0,
-            num_bytes=info.num_bytes if info else 0,
-            num_new_bytes=info.num_new_bytes if info else 0,
-            duration_s=duration_s,
-        )
+                # As ``request.done`` has it of a request that names the session.
+                digest = Digest(int.from_bytes(self.sealer.session(owner.namespace, name)))
+                self.emit(_change(what, digest, note, trio.current_time() - begun_s))
 
     @asynccontextmanager
     async def _open(self, context: AbstractContextManager[T]) -> AsyncIterator[T]:
@@ -193,10 +182,18 @@ class Sessions:
                 await self.beside.run(context.__exit__, None, None, None)
 
 
-def num_shared(one: tuple[int, ...], other: tuple[int, ...]) -> int:
-    """Length of the common beginning."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))
+def _change(what: SessionEvent, name: Digest, note: _Note, duration_s: float) -> SessionChange:
+    info = note.info
+    return SessionChange(
+        what=what,
+        name=name,
+        fault=note.fault,
+        num_tokens=info.num_tokens if info else 0,
+        num_states=info.num_states if info else 0,
+        num_bytes=info.num_bytes if info else 0,
+        num_new_bytes=info.num_new_bytes if info else 0,
+        duration_s=duration_s,
+    )
 
 
 def _conversation(head: SessionHead, owner: Owner) -> Conversation:

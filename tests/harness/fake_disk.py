@@ -8,7 +8,7 @@ from attrs import define, evolve, field
 from kvtrio.core.events import Fetched, Written
 from kvtrio.core.keeping import Fetch, Order, Remove, Touch, Write
 from kvtrio.core.machine import Core
-from kvtrio.core.stored import Stored, StoredHead, StoreFault
+from kvtrio.core.stored import Stored, StoredHead, StoreError, StoreFault
 
 
 @define(eq=False)
@@ -65,3 +65,36 @@ class FakeDisk:
 
 def _size(stored: Stored) -> int:
     return sum(map(len, stored.parts)) + 700
+
+
+@define(eq=False)
+class MemoryFiles:
+    """Implements the engine's ``Files`` in memory. ``fails`` as above."""
+
+    fails: Callable[[str], bool] = lambda name: False
+    files: dict[tuple[bytes, int], Stored] = field(factory=dict)
+    num_reads: int = 0
+
+    def heads(self) -> tuple[StoredHead, ...]:
+        return tuple(stored.head for stored in self.files.values())
+
+    def write(self, stored: Stored) -> StoredHead:
+        if self.fails("write"):
+            raise StoreError(StoreFault.NO_SPACE)
+        head = evolve(stored.head, size=_size(stored))
+        self.files[head.key, head.state_offset] = evolve(stored, head=head)
+        return head
+
+    def read(self, key: bytes, state_offset: int) -> Stored:
+        self.num_reads += 1
+        if self.fails("read"):
+            raise StoreError(StoreFault.IO)
+        if (key, state_offset) not in self.files:
+            raise StoreError(StoreFault.NOT_FOUND)
+        return self.files[key, state_offset]
+
+    def remove(self, key: bytes, state_offset: int) -> None:
+        self.files.pop((key, state_offset), None)
+
+    def touch(self, key: bytes, state_offset: int, time_s: float) -> None:
+        """Its order counts, and that is the core's."""

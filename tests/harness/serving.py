@@ -272,7 +272,7 @@ def sessions_in(
             adapters=services.loader.adapters,
             beside=InlineOffload(),
             emit=services.emit,
-            log_key=SEALER.log_key,
+            sealer=SEALER,
         )
 
 

@@ -17,6 +17,7 @@ from attrs import Factory, define, evolve, field, frozen
 from trio.testing import MockClock
 
 from harness.core_fakes import NumberMatcher
+from harness.fake_disk import MemoryFiles
 from harness.virtual_http import Answer, Call, VirtualServer
 from kvtrio.backends.base import BackendInfo
 from kvtrio.backends.sim import HashTokens, Moment, SimBackend, StepCost, TokenFunction
@@ -29,9 +30,12 @@ from kvtrio.core.policy import Policy
 from kvtrio.core.sampling import SamplingParams
 from kvtrio.core.state import CoreStatistics
 from kvtrio.core.storage import TierMoves
+from kvtrio.core.stored import StoreFault
 from kvtrio.core.types import StateClass
 from kvtrio.engine import Engine, Handle, open_engine
 from kvtrio.engine.executor import VirtualExecutor
+from kvtrio.engine.mover import Disk
+from kvtrio.engine.offload import InlineOffload
 from kvtrio.engine.records import CostRecord, Observer, RequestRecord, StepRecord
 from kvtrio.engine.tap import Tap
 from kvtrio.obs.observer import FanOut
@@ -83,6 +87,7 @@ class SimSettings:
     num_state_slots: int = 0
     num_host_state_slots: int = 0
     is_unified: bool = True
+    disk_bytes: int = 0
     vocab_size: int = 1000
     groups: tuple[Group, ...] = GROUPS
     policy: Policy = Factory(FCFS)
@@ -112,6 +117,7 @@ class SimSettings:
             max_waiting_tokens=self.max_waiting_tokens,
             max_gap_s=self.max_gap_s,
             max_batch_tokens=self.max_batch_tokens,
+            disk_bytes=self.disk_bytes,
         )
 
     @property
@@ -149,6 +155,7 @@ class Records:
     requests: list[RequestRecord] = field(factory=list)
     hits: list[Cached] = field(factory=list)
     moves: list[TierMoves] = field(factory=list)
+    faults: list[StoreFault] = field(factory=list)
     rejections: list[Rejected] = field(factory=list)
     costs: list[CostRecord] = field(factory=list)
     usages: list[CoreStatistics] = field(factory=list)
@@ -164,6 +171,9 @@ class Records:
 
     def moved(self, record: TierMoves) -> None:
         self.moves.append(record)
+
+    def lost(self, fault: StoreFault) -> None:
+        self.faults.append(fault)
 
     def rejected(self, record: Rejected) -> None:
         self.rejections.append(record)
@@ -217,7 +227,7 @@ class SimStack:
 
 @asynccontextmanager
 async def sim_stack(
-    settings: SimSettings | None = None, *others: Observer
+    settings: SimSettings | None = None, *others: Observer, files: MemoryFiles | None = None
 ) -> AsyncIterator[SimStack]:
     """Core, policy, sim backend and virtual executor under a paranoid engine; needs a mock clock.
 
@@ -229,12 +239,16 @@ async def sim_stack(
     is_virtual = isinstance(trio.lowlevel.current_clock(), MockClock)
     assert is_virtual is settings.is_virtual, "ask for autojump_clock"
     core, backend, records = settings.core(), settings.backend(), Records()
+    disk = None
+    if files is not None:
+        core.fill_disk(files.heads())
+        disk = Disk(files, InlineOffload(), lambda: 0.0)
     executor = VirtualExecutor(backend, settings.cost)
     with trio.fail_after(settings.horizon_s):
         observer = FanOut((records, *others))
         paranoid = is_virtual and settings.is_paranoid
         async with open_engine(
-            core, executor, observer, paranoid=paranoid, tap=settings.tap
+            core, executor, observer, paranoid=paranoid, tap=settings.tap, disk=disk
         ) as engine:
             yield SimStack(engine, core, backend, records, settings)
 

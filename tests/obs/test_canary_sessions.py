@@ -12,7 +12,7 @@ import pytest
 from obs.test_canary import CANARY, CHAT, HEADERS, Recorder, assert_clean, full_body
 from obs.test_canary import recorder as recorder  # a fixture
 
-from kvtrio.core.stored import StoreError
+from kvtrio.core.stored import StoreError, StoreFault
 from kvtrio.serve.session_files import FAULTS
 from kvtrio.store.sessions import SessionStore
 
@@ -50,12 +50,15 @@ async def test_slots_and_named_sessions(
     changes = [line for line in lines if line["event"] == "session.change"]
     assert {line["what"] for line in changes} == {"saved", "restored"}
     assert {line["fault"] for line in changes} == {None, "not_found"}
+    (named,) = {line["session"] for line in lines if line["event"] == "request.done"} - {None}
+    assert named in {line["name"] for line in changes}
 
 
 async def test_every_fault_of_files(
     autojump_clock: Any, recorder: Recorder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever is wrong with them, the name is not told."""
+    """Whatever is wrong with them has an answer, and the name is not told."""
+    assert set(FAULTS) == set(StoreFault)
     async with recorder.serving(session_dir=tmp_path) as server:
         for fault in FAULTS:
 

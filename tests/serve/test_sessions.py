@@ -3,6 +3,7 @@
 The whole stack in virtual time over real files; a restart is another stack over the same folder.
 """
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from attrs import evolve
 
 from harness.serving import IDENTITY, Reply, Serving, serving
 from harness.virtual import SimSettings
+from harness.virtual_http import Call
 from kvtrio.core.config import Group
 from kvtrio.core.types import StateClass
 
@@ -134,6 +136,29 @@ async def test_saving_waits_for_a_busy_place(autojump_clock: Any, tmp_path: Path
         await trio.sleep(1)
         restored = await act(server, "restore", "short")
         assert restored.raw.total_s > 3
+
+
+async def test_who_leaves_while_it_is_saved_leaves_nothing(
+    autojump_clock: Any, tmp_path: Path
+) -> None:
+    """Neither a file nor a lock: the next one saves, several at once too, one after another."""
+    async with serving(sim=SIM, session_dir=tmp_path) as server:
+        await complete(server, id_slot=0)
+        body = json.dumps({"filename": "left"}).encode()
+        call = Call(target="/slots/0?action=save", method="POST", body=body, hang_up_after_s=0.05)
+        await server.call(call)
+        await trio.sleep(1)
+        assert files(tmp_path) == []
+        replies: list[Reply] = []
+
+        async def save(name: str) -> None:
+            replies.append(await act(server, "save", name))
+
+        async with trio.open_nursery() as nursery:
+            for name in ("one", "two", "three"):
+                nursery.start_soon(save, name)
+        assert {reply.status for reply in replies} == {200}
+        assert sorted(reply.json["kvtrio"]["new_bytes"] == 0 for reply in replies) == [0, 1, 1]
 
 
 @pytest.mark.slow

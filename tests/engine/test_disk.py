@@ -1,0 +1,108 @@
+"""The disk tier under the engine: what one server leaves, the next one finds."""
+
+from typing import Any
+
+import pytest
+import trio
+
+from harness.fake_disk import MemoryFiles
+from harness.virtual import SimSettings, SimStack, answer_of, sim_stack
+from kvtrio.core.config import Group
+from kvtrio.core.events import Finished
+from kvtrio.core.explain import CachePath
+from kvtrio.core.stored import StoreFault
+from kvtrio.core.types import FinishReason, StateClass
+
+TOKEN = Group(StateClass.TOKEN, None, 24)
+POINT = Group(StateClass.POINT, None, 0, 16)
+LIMIT: dict[str, Any] = {"disk_bytes": 1 << 24}
+SLOTS: dict[str, Any] = {"num_state_slots": 8, "num_host_state_slots": 8}
+KINDS = {
+    "attention": SimSettings(groups=(TOKEN, TOKEN), **LIMIT),
+    "apart": SimSettings(groups=(TOKEN, TOKEN), is_unified=False, **LIMIT),
+    "hybrid": SimSettings(groups=(POINT, TOKEN), **SLOTS, **LIMIT),
+    "recurrent": SimSettings(groups=(POINT, POINT), **SLOTS, **LIMIT),
+}
+PROMPT = tuple(range(100, 150))
+
+
+async def ask(
+    stack: SimStack, token_ids: tuple[int, ...], **changes: Any
+) -> tuple[tuple[int, ...], Finished]:
+    return await answer_of(stack.engine.submit(stack.request(token_ids, **changes)))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_the_next_server_goes_on_where_this_one_was(kind: str, autojump_clock: Any) -> None:
+    """Nobody saves anything: a later turn computes its new tokens only, and says where the rest
+    was."""
+    files = MemoryFiles()
+    async with sim_stack(KINDS[kind], files=files) as stack:
+        answer, _ = await ask(stack, PROMPT)
+        await stack.engine.settle()
+        assert len(files.files) == stack.engine.statistics().num_disk_entries
+    known = (*PROMPT, *answer[:-1])
+    async with sim_stack(KINDS[kind], files=files) as stack:
+        _, finished = await ask(stack, (*known, 1, 2, 3))
+        assert finished.num_computed_tokens == 3
+        assert finished.cache.num_disk_tokens == len(known)
+        assert finished.cache.path is CachePath.DISK
+        _, again = await ask(stack, (*known, 1, 2, 3))
+        assert again.cache.num_disk_tokens == 0
+
+
+async def test_what_leaves_memory_is_found_again(autojump_clock: Any) -> None:
+    """With more conversations than memory holds, each goes on from the disk."""
+    settings = SimSettings(
+        groups=(TOKEN,), num_places=1, max_context=80, num_host_blocks=8, **LIMIT
+    )
+    async with sim_stack(settings, files=MemoryFiles()) as stack:
+        prompts = [tuple(range(1000 * i, 1000 * i + 50)) for i in range(6)]
+        for prompt in prompts:
+            await ask(stack, prompt)
+        for prompt in prompts:
+            _, finished = await ask(stack, prompt)
+            assert finished.num_computed_tokens <= 2
+
+
+async def test_equal_prompts_are_read_once(autojump_clock: Any) -> None:
+    """Requests that arrive together wait for the same reading."""
+    files = MemoryFiles()
+    async with sim_stack(KINDS["attention"], files=files) as stack:
+        await ask(stack, PROMPT)
+        await stack.engine.settle()
+    async with sim_stack(KINDS["attention"], files=files) as stack, trio.open_nursery() as nursery:
+        for _ in range(3):
+            nursery.start_soon(ask, stack, PROMPT)
+    assert files.num_reads <= len(files.files)
+
+
+@pytest.mark.parametrize("failing", ["write", "read"])
+async def test_a_broken_disk_costs_only_time(failing: str, autojump_clock: Any) -> None:
+    """Each answer is what it would be without a disk, and what could not be read is gone there."""
+    files = MemoryFiles(lambda name: name == failing)
+    async with sim_stack(KINDS["hybrid"], files=files) as stack:
+        answer, _ = await ask(stack, PROMPT)
+        await stack.engine.settle()
+    async with sim_stack(KINDS["hybrid"], files=files) as stack:
+        same, finished = await ask(stack, PROMPT)
+        assert same == answer
+        assert finished.cache.num_disk_tokens == 0
+        faults = set(stack.records.faults)
+        assert faults == ({StoreFault.IO} if failing == "read" else set())
+
+
+async def test_who_leaves_while_state_is_read_holds_nobody_up(autojump_clock: Any) -> None:
+    """An aborted request ends at once, and the next one finds what was read for it."""
+    files = MemoryFiles()
+    async with sim_stack(KINDS["attention"], files=files) as stack:
+        await ask(stack, PROMPT)
+        await stack.engine.settle()
+    async with sim_stack(KINDS["attention"], files=files) as stack:
+        handle = stack.engine.submit(stack.request(PROMPT))
+        assert stack.core.requests[handle.request_id].is_fetching
+        stack.engine.abort(handle.request_id)
+        _, finished = await answer_of(handle)
+        assert finished.reason is FinishReason.ABORT
+        _, finished = await ask(stack, PROMPT)
+        assert finished.cache.num_disk_tokens > 40
