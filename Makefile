@@ -41,10 +41,12 @@ bench: $(VENV)/.test
 	$(BIN)/python tests/bench/analyze.py --gigabytes 1
 	$(BIN)/python tests/bench/store.py
 
-# Kills writers of state at so many random moments each, and looks at what they left.
+# Kills writers of state, then whole servers, at so many random moments each, and looks at what they
+# left.
 MOMENTS ?= 200
 soak: $(VENV)/.test
 	$(BIN)/python tests/soak/stores.py $(MOMENTS)
+	$(BIN)/python tests/soak/server.py $(MOMENTS)
 
 # Compiles the kernels again, beside their sources; unlike at install, a failure is an error. Takes
 # setuptools from an environment that `make test` has set up.

@@ -9,13 +9,13 @@ from numpy.typing import NDArray
 
 from kvtrio.backends.base import BackendError, BackendInfo, BackendSettings
 from kvtrio.backends.cpu_adapters import CpuAdapters
+from kvtrio.backends.cpu_ahead import Ahead, Arena, populate_function
 from kvtrio.backends.cpu_memory import (
-    BlockSize,
+    GroupSize,
     activation_bytes,
-    block_sizes,
     core_groups,
-    make_caches,
-    pool_bytes,
+    group_sizes,
+    make_stores,
 )
 from kvtrio.backends.cpu_model import Limits, NativeModel, Stored, make_model, require_kernels
 from kvtrio.backends.cpu_native import Native, floats_at
@@ -30,7 +30,14 @@ from kvtrio.backends.cpu_weights import (
     plan_matrices,
     weight_bytes,
 )
-from kvtrio.backends.groups import LayerGroup, device_parts, host_blocks, layer_groups
+from kvtrio.backends.groups import (
+    LayerGroup,
+    device_parts,
+    host_blocks,
+    layer_groups,
+    pool_bytes,
+    with_slots,
+)
 from kvtrio.backends.memory import (
     Needs,
     ram_available,
@@ -52,9 +59,11 @@ class _Parts:
     native: Native
     model: NativeModel
     writer: StepWriter
+    places: CpuPlaces
     adapters: CpuAdapters
     logits: NDArray[np.float32]
     """[max_sampled, V]: where every step leaves them."""
+    ahead: Ahead
 
 
 @frozen(eq=False)
@@ -63,7 +72,7 @@ class _Plan:
 
     matrices: tuple[MatrixPlan, ...]
     groups: tuple[LayerGroup, ...]
-    sizes: tuple[BlockSize, ...]
+    sizes: tuple[GroupSize, ...]
 
 
 class CpuBackend:
@@ -99,7 +108,7 @@ class CpuBackend:
         parts = self._open()
         rows = [chunk.sample for chunk in batch.chunks if chunk.sample is not None]
         plans = plan_rows(rows, parts.info.vocab_size)
-        saved = run_moves(CpuPlaces(parts.native, parts.model, parts.writer), batch)
+        saved = run_moves(parts.places, batch)
         self._run(batch, plans)
         answers, step = parts.writer.answers, parts.writer.step
         if not all(answers.is_finite[: len(rows)]):
@@ -117,6 +126,7 @@ class CpuBackend:
         """Run a step without choosing: raw logits of the sampled rows, [M, vocab], a copy."""
         rows = [chunk.sample for chunk in batch.chunks if chunk.sample is not None]
         plans = [RowPlan(row.params, None, None, 0, 1, False) for row in rows]
+        run_moves(self._open().places, batch)
         self._run(batch, plans)
         return self._open().logits[: len(rows)].copy()
 
@@ -134,6 +144,7 @@ class CpuBackend:
         """Give threads and memory back. Idempotent; no other call may follow."""
         if self._parts is not None:
             parts, self._parts = self._parts, None
+            parts.ahead.close()
             parts.adapters.close()
             parts.native.cdll.kvt_model_free(parts.model.handle)
             parts.native.close()
@@ -146,18 +157,20 @@ class CpuBackend:
     def _run(self, batch: Batch, plans: list[RowPlan]) -> None:
         parts = self._open()
         if not batch.chunks:
-            places = CpuPlaces(parts.native, parts.model, parts.writer)
             for copy in batch.copies:
-                places.copy(copy)
+                parts.places.copy(copy)
             return
         parts.native.cdll.kvt_team_wake(parts.native.team)  # meanwhile the step is written
         step = parts.writer.write(batch, plans, parts.adapters.loaded)
+        parts.ahead.begin(parts.writer.reached)
         parts.native.check(parts.native.cdll.kvt_step_run(parts.model.handle, ctypes.byref(step)))
+        parts.ahead.end()
 
 
 def _load(native: Native, file: TensorFile, spec: ModelSpec, settings: BackendSettings) -> _Parts:
     groups = layer_groups(spec)
-    plan = _Plan(plan_matrices(native, file, spec), groups, block_sizes(native, groups, settings))
+    sizes = group_sizes(native, spec, groups, settings)
+    plan = _Plan(plan_matrices(native, file, spec), groups, sizes)
     fitting = _with_room(native, plan, spec, settings)
     info = evolve(
         _info(native, plan, spec, fitting),
@@ -165,7 +178,7 @@ def _load(native: Native, file: TensorFile, spec: ModelSpec, settings: BackendSe
     )
     stored = Stored(
         load_weights(native, file, spec, plan.matrices),
-        make_caches(native, groups, settings, _counts(info)),
+        make_stores(native, groups, sizes, settings, info),
     )
     limits = Limits(
         max_rows=settings.max_rows,
@@ -177,15 +190,27 @@ def _load(native: Native, file: TensorFile, spec: ModelSpec, settings: BackendSe
     except MemoryError:
         raise BackendError("not enough memory for the activations of a step") from None
     address = native.cdll.kvt_model_logits(model.handle)
-    places = map(info.places, range(len(groups)))
+    writer = StepWriter(_host_offsets(info), limits)
     return _Parts(
         info=info,
         native=native,
         model=model,
-        writer=StepWriter(tuple(0 if info.is_unified else own for own, _ in places), limits),
+        writer=writer,
+        places=CpuPlaces(native, model, writer),
         adapters=CpuAdapters(native, model, spec),
         logits=floats_at(address, (limits.max_sampled, spec.vocab_size)),
+        ahead=Ahead(_arenas(plan, stored), populate_function()),
     )
+
+
+def _arenas(plan: _Plan, stored: Stored) -> list[Arena]:
+    """Of all layers, K and V."""
+    found = []
+    for cache in stored.stores.caches.values():
+        size = plan.sizes[cache.group]
+        found.append(Arena(cache.keys, size.keys, cache.num_blocks))
+        found.append(Arena(cache.values, size.values, cache.num_blocks))
+    return found
 
 
 def _with_room(
@@ -193,7 +218,7 @@ def _with_room(
 ) -> BackendSettings:
     """The settings, with the RAM that may be taken. Raises BackendError where it is too little."""
     bare = _info(native, plan, spec, evolve(settings, host_bytes=0))
-    weights = bare.weight_bytes + passing_bytes(plan.matrices)
+    weights = weight_bytes(plan.matrices, spec) + passing_bytes(plan.matrices)
     needs = Needs(
         weights=weights + activation_bytes(spec, settings),
         pools=bare.pool_bytes,
@@ -206,8 +231,14 @@ def _with_room(
     return evolve(settings, host_bytes=needs.host)
 
 
+def _host_offsets(info: BackendInfo) -> tuple[int, ...]:
+    counts = (info.places(i)[0] for i in range(len(info.groups)))
+    return tuple(0 if info.is_unified else count for count in counts)
+
+
 def _info(native: Native, plan: _Plan, spec: ModelSpec, settings: BackendSettings) -> BackendInfo:
     groups = core_groups(plan.groups, plan.sizes, settings)
+    settings = with_slots(groups, settings)
     num_host_blocks, num_host_parts = host_blocks(groups, settings)
     info = BackendInfo(
         name="cpu",
@@ -217,6 +248,8 @@ def _info(native: Native, plan: _Plan, spec: ModelSpec, settings: BackendSetting
         num_host_blocks=num_host_blocks,
         num_window_blocks=device_parts(groups, settings),
         num_host_window_blocks=num_host_parts,
+        num_state_slots=settings.num_state_slots,
+        num_host_state_slots=settings.num_host_state_slots or 0,
         is_unified=settings.is_unified is not False,
         vocab_size=spec.vocab_size,
         max_context=settings.max_context,
@@ -225,9 +258,4 @@ def _info(native: Native, plan: _Plan, spec: ModelSpec, settings: BackendSetting
         numerics=native.isa,
         num_converted=sum(each.kept != each.stored for each in plan.matrices),
     )
-    return evolve(info, pool_bytes=pool_bytes(plan.groups, plan.sizes, _counts(info)))
-
-
-def _counts(info: BackendInfo) -> list[int]:
-    """Per group, blocks in both memories."""
-    return [sum(info.places(i)) for i in range(len(info.groups))]
+    return evolve(info, pool_bytes=pool_bytes(info))

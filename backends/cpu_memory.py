@@ -1,15 +1,16 @@
-"""KV memory of the cpu backend: how large a block is, and where each layer's lie."""
+"""Memory of the cpu backend for what a model keeps of requests: how large, and where it lies."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 
-from attrs import frozen
+from attrs import field, frozen
 
-from kvtrio.backends.base import BackendError, BackendSettings
+from kvtrio.backends.base import BackendError, BackendInfo, BackendSettings
 from kvtrio.backends.cpu_native import Native, aligned
+from kvtrio.backends.cpu_recurrent import state_bytes
 from kvtrio.backends.groups import LayerGroup, state_class
 from kvtrio.core.config import Group
 from kvtrio.kernels import cpu_abi as abi
-from kvtrio.model.spec import FeedForwardSpec, ModelSpec
+from kvtrio.model.spec import AttentionSpec, FeedForwardSpec, LayerSpec, ModelSpec
 
 CACHE_TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q8_0": 8}
 """ggml's numbers."""
@@ -18,23 +19,37 @@ PLACES = 16
 
 
 @frozen
-class BlockSize:
-    """Bytes of one block of one layer of a group."""
+class GroupSize:
+    """Bytes of one layer of a group: of a block, or of a slot."""
 
-    keys: int
-    values: int
+    keys: int = 0
+    values: int = 0
+    state: int = 0
 
 
-def block_sizes(
-    native: Native, groups: tuple[LayerGroup, ...], settings: BackendSettings
-) -> tuple[BlockSize, ...]:
+@frozen(eq=False)
+class Stores:
+    """Where K and V, or states, of each layer lie, by its index."""
+
+    caches: Mapping[int, abi.Cache] = field(factory=dict)
+    states: Mapping[int, abi.State] = field(factory=dict)
+
+
+def group_sizes(
+    native: Native, spec: ModelSpec, groups: tuple[LayerGroup, ...], settings: BackendSettings
+) -> tuple[GroupSize, ...]:
     """Per group. Raises BackendError for types or sizes that the kernels do not have."""
     if settings.block_size % PLACES:
         raise BackendError(f"--block-size {settings.block_size}: not a multiple of {PLACES}")
-    return tuple(_block_size(native, group, settings) for group in groups)
+    return tuple(_group_size(native, spec, group, settings) for group in groups)
 
 
-def _block_size(native: Native, group: LayerGroup, settings: BackendSettings) -> BlockSize:
+def _group_size(
+    native: Native, spec: ModelSpec, group: LayerGroup, settings: BackendSettings
+) -> GroupSize:
+    mixer = spec.layers[group.layers[0]].mixer
+    if not isinstance(mixer, AttentionSpec):
+        return GroupSize(state=state_bytes(native, mixer))
     cache = _cache(group, 0, settings)
     keys, values = (
         int(function(cache))
@@ -44,7 +59,7 @@ def _block_size(native: Native, group: LayerGroup, settings: BackendSettings) ->
         name = settings.key_type if keys < 0 else settings.value_type
         size = group.head_dim if keys < 0 else group.value_dim
         raise BackendError(f"a KV cache of type {name} does not go with heads of {size} values")
-    return BlockSize(keys, values)
+    return GroupSize(keys, values)
 
 
 def _cache(group: LayerGroup, index: int, settings: BackendSettings) -> abi.Cache:
@@ -63,7 +78,7 @@ def _cache(group: LayerGroup, index: int, settings: BackendSettings) -> abi.Cach
 
 
 def core_groups(
-    groups: tuple[LayerGroup, ...], sizes: tuple[BlockSize, ...], settings: BackendSettings
+    groups: tuple[LayerGroup, ...], sizes: tuple[GroupSize, ...], settings: BackendSettings
 ) -> tuple[Group, ...]:
     """The groups as the core knows them; bytes are rounded up to whole ones per token."""
     return tuple(
@@ -71,53 +86,76 @@ def core_groups(
             state_class(group, settings.max_context),
             group.window,
             -(-len(group.layers) * (size.keys + size.values) // settings.block_size),
+            bytes_per_state=len(group.layers) * size.state,
             bytes_per_block=len(group.layers) * (size.keys + size.values),
         )
         for group, size in zip(groups, sizes, strict=True)
     )
 
 
-def pool_bytes(
-    groups: tuple[LayerGroup, ...], sizes: tuple[BlockSize, ...], num_blocks: Sequence[int]
-) -> int:
-    """Of all layers, with so many blocks in each group."""
-    return sum(
-        count * len(group.layers) * (size.keys + size.values)
-        for group, size, count in zip(groups, sizes, num_blocks, strict=True)
-    )
-
-
-def make_caches(
+def make_stores(
     native: Native,
     groups: tuple[LayerGroup, ...],
+    sizes: tuple[GroupSize, ...],
     settings: BackendSettings,
-    num_blocks: Sequence[int],
-) -> list[abi.Cache]:
-    """Per layer index, K and V of its group's ``num_blocks``: zeroed, and untouched until written.
+    info: BackendInfo,
+) -> Stores:
+    """Memory for all blocks and slots of ``info``: zeroed, and untouched until written.
 
     Raises BackendError where there is no memory.
     """
     caches: dict[int, abi.Cache] = {}
-    for index, group in enumerate(groups):
-        size, count = _block_size(native, group, settings), num_blocks[index]
-        key_bytes, value_bytes = aligned(size.keys * count), aligned(size.values * count)
-        address = native.allocate(len(group.layers) * (key_bytes + value_bytes))
-        for layer in group.layers:
+    states: dict[int, abi.State] = {}
+    for index, (group, size) in enumerate(zip(groups, sizes, strict=True)):
+        count = sum(info.places(index))
+        if size.state:
+            states |= _states(native, group.layers, abi.State(
+                stride=size.state // 4, num_slots=count, group=index
+            ))  # fmt: skip
+        else:
             cache = _cache(group, index, settings)
             cache.num_blocks = count
-            cache.keys, cache.values = address, address + key_bytes
-            address += key_bytes + value_bytes
-            caches[layer] = cache
-    return [caches[layer] for layer in sorted(caches)]
+            caches |= _caches(native, group.layers, size, cache)
+    return Stores(caches, states)
+
+
+def _caches(
+    native: Native, layers: tuple[int, ...], size: GroupSize, like: abi.Cache
+) -> dict[int, abi.Cache]:
+    """Per layer, K and V; all else as in ``like``."""
+    key_bytes = aligned(size.keys * like.num_blocks)
+    value_bytes = aligned(size.values * like.num_blocks)
+    address = native.allocate(len(layers) * (key_bytes + value_bytes))
+    caches = {}
+    for layer in layers:
+        caches[layer] = cache = abi.Cache.from_buffer_copy(like)
+        cache.keys, cache.values = address, address + key_bytes
+        address += key_bytes + value_bytes
+    return caches
+
+
+def _states(native: Native, layers: tuple[int, ...], like: abi.State) -> dict[int, abi.State]:
+    num_bytes = 4 * like.stride * like.num_slots
+    address = native.allocate(len(layers) * num_bytes)
+    states = {}
+    for layer in layers:
+        states[layer] = state = abi.State.from_buffer_copy(like)
+        state.data = address
+        address += num_bytes
+    return states
 
 
 def activation_bytes(spec: ModelSpec, settings: BackendSettings) -> int:
     """What a step of ``max_rows`` rows needs for its activations, float32, and its logits."""
-    widths = [
-        layer.attention.num_heads * (layer.attention.head_dim + layer.attention.value_dim)
-        + layer.feed_forward.size
-        for layer in spec.layers
-        if isinstance(layer.feed_forward, FeedForwardSpec)
-    ]
-    per_row = 2 * spec.hidden_size + max(widths, default=0)
+    per_row = 2 * spec.hidden_size + max(map(_width, spec.layers), default=0)
     return 4 * (settings.max_rows * per_row + settings.max_sampled * spec.vocab_size)
+
+
+def _width(layer: LayerSpec) -> int:
+    """Values of a row within a layer, nearly."""
+    mixer, dense = layer.mixer, layer.feed_forward
+    if isinstance(mixer, AttentionSpec):
+        own = mixer.num_heads * (mixer.head_dim + mixer.value_dim) * (2 if mixer.gated else 1)
+    else:
+        own = 3 * mixer.conv.channels
+    return own + (dense.size if isinstance(dense, FeedForwardSpec) else 0)

@@ -3,11 +3,13 @@
 import ctypes
 from collections.abc import Mapping, Sequence
 
-from attrs import define, field, frozen
+from attrs import frozen
 
 from kvtrio.backends.base import BackendError
+from kvtrio.backends.cpu_memory import Stores
 from kvtrio.backends.cpu_native import Native, address_of, table_of
 from kvtrio.backends.cpu_program import Kind, Op, Program, program
+from kvtrio.backends.cpu_recurrent import Names, recurrent
 from kvtrio.backends.cpu_weights import Weights
 from kvtrio.kernels import cpu_abi as abi
 from kvtrio.model.spec import Activation, AttentionSpec, ModelSpec, RopeSpec, RopeStyle
@@ -21,9 +23,10 @@ KINDS = {
     Kind.EMBED: abi.OpKind.EMBED,
     Kind.QKV: abi.OpKind.QKV,
     Kind.ATTENTION: abi.OpKind.ATTENTION,
+    Kind.RECURRENT: abi.OpKind.RECURRENT,
     Kind.LINEAR: abi.OpKind.LINEAR,
     Kind.GATED: abi.OpKind.GATED,
-    Kind.ADD: abi.OpKind.ADD_NORM,
+    Kind.ADD: abi.OpKind.ADD,
     Kind.SAMPLED: abi.OpKind.SAMPLED,
     Kind.LOGITS: abi.OpKind.LOGITS,
     Kind.SAMPLE: abi.OpKind.SAMPLE,
@@ -32,6 +35,7 @@ VALUES = {
     Kind.EMBED: abi.Buffer.RESIDUAL,
     Kind.QKV: abi.Buffer.QUERY,
     Kind.ATTENTION: abi.Buffer.ATTENDED,
+    Kind.RECURRENT: abi.Buffer.ATTENDED,
     Kind.GATED: abi.Buffer.HIDDEN,
     Kind.ADD: abi.Buffer.RESIDUAL,
 }
@@ -47,32 +51,9 @@ class Limits:
     max_context: int
 
 
-@define(eq=False)
-class Names:
-    """Gives names their places in the native tables."""
-
-    matrices: dict[str, int] = field(factory=dict)
-    vectors: dict[str, int] = field(factory=dict)
-    ropes: dict[RopeSpec, int] = field(factory=dict)
-
-    def matrix(self, name: str) -> int:
-        return self.matrices.setdefault(name, len(self.matrices))
-
-    def vector(self, name: str) -> int:
-        """``abi.NONE`` for no name."""
-        return self.vectors.setdefault(name, len(self.vectors)) if name else abi.NONE
-
-    def rope(self, spec: RopeSpec) -> int:
-        if spec.style is RopeStyle.NONE:
-            return abi.NONE
-        return self.ropes.setdefault(spec, len(self.ropes))
-
-
 def require_kernels(spec: ModelSpec) -> None:
     """Raise BackendError for a model with operations that no native kernel computes."""
-    mixers = [layer.mixer for layer in spec.layers]
-    is_gated = any(isinstance(mixer, AttentionSpec) and mixer.gated for mixer in mixers)
-    if is_gated or not all(op.kind in KINDS for op in program(spec)):
+    if not all(op.kind in KINDS for op in program(spec)):
         raise BackendError(
             f"backend cpu has no kernels for this kind of {spec.architecture}; "
             "--backend torch computes it"
@@ -120,37 +101,39 @@ def _check_order(ops: Program, buffers: Sequence[abi.Buffer | None]) -> None:
 
 def _op(op: Op, buffers: Sequence[abi.Buffer | None], place: int, names: Names) -> abi.Op:
     source, target = (buffers[op.inputs[0]] if op.inputs else None), buffers[place]
+    layer, is_recurrent = op.layer, op.kind is Kind.RECURRENT
     return abi.Op(
         kind=KINDS[op.kind],
         input=abi.NONE if source is None else source,
         output=abi.NONE if target is None else target,
         norm=names.vector(op.norm),
         eps=op.eps,
-        matrices=_three([names.matrix(name) for name in op.matrices]),
-        biases=_three([names.vector(name) for name in op.biases]),
-        head_norms=tuple([names.vector(name) for name in op.head_norms] or [abi.NONE] * 2),
-        attention=abi.NONE if op.layer is None else op.layer,
+        matrices=_filled([names.matrix(name) for name in op.matrices], 4),
+        biases=_filled([names.vector(name) for name in op.biases], 3),
+        head_norms=_filled([names.vector(name) for name in op.head_norms], 2),
         activation=0 if op.activation is None else ACTIVATIONS[op.activation],
         scale=op.scale,
         softcap=op.softcap or 0.0,
+        attention=abi.NONE if layer is None or is_recurrent else names.attention(layer),
+        recurrent=names.recurrent(layer) if layer is not None and is_recurrent else abi.NONE,
     )
 
 
-def _three(indices: list[int]) -> tuple[int, int, int]:
-    first, second, third = (*indices, abi.NONE, abi.NONE, abi.NONE)[:3]
-    return first, second, third
+def _filled(indices: list[int], count: int) -> tuple[int, ...]:
+    return (*indices, *[abi.NONE] * (count - len(indices)))
 
 
-def attention(spec: AttentionSpec, layer: int, names: Names) -> abi.Attention:
-    """Attention of a layer, which has the cache of its own index."""
+def attention(spec: AttentionSpec, index: int, names: Names) -> abi.Attention:
+    """Attention of a layer, which has the cache of the same index."""
     return abi.Attention(
-        cache=layer,
+        cache=index,
         rope=names.rope(spec.rope),
         num_heads=spec.num_heads,
         window=spec.window or 0,
         scale=spec.scale,
         softcap=spec.softcap or 0.0,
         sinks=abi.NONE,
+        is_gated=spec.gated,
     )
 
 
@@ -170,8 +153,7 @@ class Stored:
     """What a model reads and writes; the native side copies none of it."""
 
     weights: Weights
-    caches: Sequence[abi.Cache]
-    """Per layer."""
+    stores: Stores
 
 
 @frozen(eq=False)
@@ -185,23 +167,31 @@ class NativeModel:
 
 def make_model(native: Native, spec: ModelSpec, stored: Stored, limits: Limits) -> NativeModel:
     """Raises MemoryError, or RuntimeError where the native side finds the description wrong."""
-    names, weights = Names(), stored.weights
+    names, weights, stores = Names(), stored.weights, stored.stores
     lowered_ops = lowered(program(spec), names)
-    attentions = [attention(layer.attention, layer.index, names) for layer in spec.layers]
+    attentions = [
+        attention(spec.layers[layer].attention, index, names)
+        for layer, index in names.attentions.items()
+    ]
+    recurrents = [
+        recurrent(spec.layers[layer], index, names) for layer, index in names.recurrents.items()
+    ]
     ropes = [rope(each, names) for each in tuple(names.ropes)]
     tables = {
         "matrices": table_of(abi.Matrix, (weights.matrices[name] for name in names.matrices)),
         "vectors": table_of(abi.Vector, (_vector(weights, name) for name in names.vectors)),
-        "caches": table_of(abi.Cache, stored.caches),
+        "caches": table_of(abi.Cache, (stores.caches[layer] for layer in names.attentions)),
+        "states": table_of(abi.State, (stores.states[layer] for layer in names.recurrents)),
         "ropes": table_of(abi.Rope, ropes),
         "attentions": table_of(abi.Attention, attentions),
+        "recurrents": table_of(abi.Recurrent, recurrents),
         "program": table_of(abi.Op, lowered_ops),
     }
     desc = abi.ModelDesc(
         **tables,
         **{f"num_{name}": len(table) for name, table in tables.items() if name != "program"},
         num_ops=len(lowered_ops),
-        num_groups=len({cache.group for cache in stored.caches}),
+        num_groups=len({each.group for each in (*tables["caches"], *tables["states"])}),
         hidden_size=spec.hidden_size,
         vocab_size=spec.vocab_size,
         max_sampled=limits.max_sampled,

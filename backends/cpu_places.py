@@ -1,4 +1,4 @@
-"""Single blocks of the cpu backend's KV memory: copied, read out and written in."""
+"""Single blocks and slots of the cpu backend: copied, read out and written in."""
 
 import ctypes
 from collections.abc import Iterator
@@ -7,10 +7,14 @@ from attrs import frozen
 
 from kvtrio.backends.cpu_model import NativeModel
 from kvtrio.backends.cpu_native import Native
+from kvtrio.backends.cpu_recurrent import FLOAT_BYTES
 from kvtrio.backends.cpu_step import StepWriter
 from kvtrio.core.batch import Copy
 from kvtrio.core.types import BlockId, Tier
 from kvtrio.kernels import cpu_abi as abi
+
+Span = tuple[int, int]
+"""Address and bytes."""
 
 
 @frozen(eq=False)
@@ -28,9 +32,12 @@ class CpuPlaces:
         for cache in self._caches(copy.group):
             cdll = self.native.cdll
             self.native.check(cdll.kvt_cache_copy(cache, source, target, copy.num_tokens))
+        spans = zip(self._slots(copy.group, source), self._slots(copy.group, target), strict=True)
+        for (theirs, num_bytes), (mine, _) in spans:
+            ctypes.memmove(mine, theirs, num_bytes)
 
     def read(self, group: int, place: BlockId, tier: Tier, num_tokens: int) -> bytes:
-        """Keys, then values, layer by layer."""
+        """Keys, then values, or states, layer by layer."""
         block = self.writer.place(group, place, tier)
         for cache in self._caches(group):
             self._clear_rest(cache, block, num_tokens)
@@ -55,8 +62,9 @@ class CpuPlaces:
         for place in range(num_tokens, cache.block_size):
             self.native.check(self.native.cdll.kvt_cache_write(cache, block, place, *zeros))
 
-    def _spans(self, group: int, block: int) -> Iterator[tuple[int, int]]:
-        """Address and bytes of all that the block has."""
+    def _spans(self, group: int, block: int) -> Iterator[Span]:
+        """All that the block, or slot, has."""
+        yield from self._slots(group, block)
         for cache in self._caches(group):
             for pool, size in (
                 (cache.keys, self.native.cdll.kvt_key_block_bytes(cache)),
@@ -64,10 +72,17 @@ class CpuPlaces:
             ):
                 yield pool + block * size, size
 
+    def _slots(self, group: int, slot: int) -> Iterator[Span]:
+        """States in the slot, of all recurrent layers of the group."""
+        for state in self.model.stored.stores.states.values():
+            if state.group == group:
+                num_bytes = FLOAT_BYTES * state.stride
+                yield state.data + slot * num_bytes, num_bytes
+
     def _caches(self, group: int) -> list[abi.Cache]:
-        """Of the group's layers, each as if it were alone."""
+        """Of the group's layers with attention, each as if it were alone."""
         caches = []
-        for cache in self.model.stored.caches:
+        for cache in self.model.stored.stores.caches.values():
             if cache.group == group:
                 alone = abi.Cache.from_buffer_copy(cache)
                 alone.group = 0

@@ -17,6 +17,7 @@ from kvtrio.backends import decoder
 from kvtrio.model.spec import (
     Activation,
     AttentionSpec,
+    DeltaNetSpec,
     ExpertsSpec,
     FeedForwardSpec,
     LayerSpec,
@@ -33,10 +34,9 @@ class Kind(Enum):
     QKV = auto()
     """Products with three matrices, head norms, rope, cache: the value is q."""
     ATTENTION = auto()
-    SHORT_CONV = auto()
-    """With the two below: a recurrent layer without the matrix after it; writes the state."""
-    DELTA_NET = auto()
-    MAMBA2 = auto()
+    RECURRENT = auto()
+    """Products with up to four matrices, and what the layer does with them, up to the matrix after
+    it; writes the state."""
     LINEAR = auto()
     """A product; with two inputs, added to the second."""
     GATED = auto()
@@ -44,9 +44,9 @@ class Kind(Enum):
     EXPERTS = auto()
     """Router and experts, the shared one too."""
     SCALED = auto()
-    """x * scale."""
+    """x * scale; only before fusion."""
     ADD = auto()
-    """x + second input; where ``norm`` is named, of the normed x."""
+    """x * scale + second input; where ``norm`` is named, of the normed x."""
     SAMPLED = auto()
     LOGITS = auto()
     SAMPLE = auto()
@@ -77,7 +77,7 @@ class Op:
 
 
 Program = tuple[Op, ...]
-WRITES_STATE = frozenset({Kind.QKV, Kind.SHORT_CONV, Kind.DELTA_NET, Kind.MAMBA2})
+WRITES_STATE = frozenset({Kind.QKV, Kind.RECURRENT})
 
 
 def program(spec: ModelSpec) -> Program:
@@ -129,13 +129,20 @@ class Recorder:
         return self._add(Op(kind=Kind.ATTENTION, inputs=(q,), layer=index))
 
     def short_conv(self, step: None, x: int, layer: LayerSpec) -> int:
-        return self._add(Op(kind=Kind.SHORT_CONV, inputs=(x,), layer=layer.index))
+        return self._recurrent(x, layer, ("shortconv.in_proj",), 0.0)
 
     def delta_net(self, step: None, x: int, layer: LayerSpec, eps: float) -> int:
-        return self._add(Op(kind=Kind.DELTA_NET, inputs=(x,), layer=layer.index, eps=eps))
+        fused = layer.mixer_of(DeltaNetSpec).fused_gates
+        gates = ("ssm_ba",) if fused else ("ssm_beta", "ssm_alpha")
+        return self._recurrent(x, layer, ("attn_qkv", "attn_gate", *gates), eps)
 
     def mamba2(self, step: None, x: int, layer: LayerSpec, eps: float) -> int:
-        return self._add(Op(kind=Kind.MAMBA2, inputs=(x,), layer=layer.index, eps=eps))
+        return self._recurrent(x, layer, ("ssm_in",), eps)
+
+    def _recurrent(self, x: int, layer: LayerSpec, names: tuple[str, ...], eps: float) -> int:
+        matrices = tuple(f"blk.{layer.index}.{name}.weight" for name in names)
+        op = Op(kind=Kind.RECURRENT, inputs=(x,), matrices=matrices, layer=layer.index, eps=eps)
+        return self._add(op)
 
     def gated_ffn(self, step: None, x: int, prefix: str, spec: FeedForwardSpec) -> int:
         matrices = (f"{prefix}ffn_gate.weight", f"{prefix}ffn_up.weight")
@@ -170,7 +177,7 @@ def fused(ops: Program) -> Program:
     """The same, without operations of their own for what others can do on the way.
 
     A norm goes into all that read it; an addition of a product that nothing else reads goes into
-    the product.
+    the product; a factor goes into the addition behind it, or the logits before it.
     """
     readers = _num_readers(ops)
     found: dict[int, Op] = dict(enumerate(ops))
@@ -182,10 +189,24 @@ def fused(ops: Program) -> Program:
             found[place] = evolve(
                 op, inputs=(*source.inputs, *op.inputs[1:]), norm=source.norm, eps=source.eps
             )
-        elif (op.kind, source.kind) == (Kind.ADD, Kind.LINEAR) and readers[op.inputs[0]] == 1:
-            found[place] = evolve(source, inputs=(*source.inputs, op.inputs[1]))
+        elif readers[op.inputs[0]] == 1 and (joint := _joined(op, source)) is not None:
+            found[place] = joint
             del found[op.inputs[0]]
     return _renumbered({i: op for i, op in found.items() if op.kind is not Kind.NORM})
+
+
+def _joined(op: Op, source: Op) -> Op | None:
+    """One operation for ``op`` and the only one that its first input comes from."""
+    match op.kind, source.kind:
+        case Kind.ADD, Kind.LINEAR:
+            return evolve(source, inputs=(*source.inputs, op.inputs[1]))
+        case Kind.ADD, Kind.SCALED:
+            inputs = (*source.inputs, op.inputs[1])
+            return evolve(source, kind=Kind.ADD, inputs=inputs)
+        case Kind.SCALED, Kind.LOGITS:
+            return evolve(source, scale=op.scale)
+        case _:
+            return None
 
 
 def narrowed(ops: Program) -> Program:

@@ -103,10 +103,12 @@ class StepWriter:
     """Writes batches into one ``kvt_step``, over and over."""
 
     _host_offsets: tuple[int, ...]
-    """Per group, where the blocks in RAM start in its arena; 0: their ids say so."""
+    """Per group, where the blocks or slots in RAM start in an arena; 0: their ids say so."""
     limits: Limits
     step: abi.Step = field(init=False, factory=abi.Step)
     answers: Answers = field(init=False)
+    reached: int = field(init=False, default=0)
+    """Blocks up to the last one that a step had so far."""
     _token_ids: Ids = field(init=False)
     _blocks: Ids = field(init=False)
     _chunks: Rows = field(init=False)
@@ -201,11 +203,13 @@ class StepWriter:
                 return known.ids
             count = len(known.blocks)
             if blocks[:count] == known.blocks:
+                self.reached = max(self.reached, 1 + max(blocks[count:], default=-1))
                 ids = np.concatenate((known.ids, np.array(blocks[count:], np.int32)))
                 self._known[key] = _Table(blocks, ids)
                 return ids
         elif len(self._known) >= MAX_TABLES:
             self._known.clear()
+        self.reached = max(self.reached, 1 + max(blocks, default=-1))
         ids = np.array(blocks, np.int32)
         self._known[key] = _Table(blocks, ids)
         return ids
@@ -224,7 +228,7 @@ class StepWriter:
         self.step.num_copies = len(copies)
 
     def place(self, group: int, block: BlockId, tier: Tier) -> int:
-        """Where a block of a tier is in the group's arena."""
+        """Where a block, or a slot, of a tier is in the arena."""
         return block if tier is Tier.DEVICE else self._host_offsets[group] + block
 
     def _write_uses(self, chunks: Sequence[Chunk], adapters: Mapping[int, int]) -> None:

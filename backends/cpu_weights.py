@@ -19,6 +19,7 @@ from kvtrio.backends.cpu_native import Native, address_of, aligned
 from kvtrio.kernels import cpu_abi as abi
 from kvtrio.model.errors import ModelFileError
 from kvtrio.model.gguf_file import TensorInfo
+from kvtrio.model.layer_tensors import is_matrix
 from kvtrio.model.spec import ModelSpec
 from kvtrio.model.tensors import needed_tensors
 
@@ -30,6 +31,7 @@ SCALE_PLACES: Mapping[Type, tuple[int, ...]] = {
     Type.Q6_K: (208,), Type.IQ4_NL: (0,), Type.IQ4_XS: (0,),
 }  # fmt: skip
 """Where a block has its float16 scales, in bytes: the one part that may be no finite number."""
+CONVOLUTIONS = ("ssm_conv1d.weight", "shortconv.conv.weight")
 MXFP4_LARGEST = 252
 """Largest exponent byte at which 12 * 2^(e - 128) is a float32."""
 
@@ -65,13 +67,14 @@ class Weights:
 
     matrices: Mapping[str, abi.Matrix]
     vectors: Mapping[str, NDArray[np.float32]]
-    """Norms, biases, rope factors."""
+    """Norms, biases, rope factors, and of recurrent layers all that is no matrix: convolutions as
+    [width, channels]."""
 
 
 def plan_matrices(native: Native, file: TensorFile, spec: ModelSpec) -> tuple[MatrixPlan, ...]:
     """How each matrix will be kept; nothing is allocated."""
     shapes = needed_tensors(spec)
-    names = [name for name, shape in shapes.items() if len(shape) == 2]
+    names = [name for name, shape in shapes.items() if is_matrix(name, shape)]
     return tuple(_plan(native, file.tensors[name]) for name in names)
 
 
@@ -86,7 +89,8 @@ def _plan(native: Native, tensor: TensorInfo) -> MatrixPlan:
 
 def weight_bytes(plans: tuple[MatrixPlan, ...], spec: ModelSpec) -> int:
     """Bytes of all kept tensors."""
-    vectors = sum(4 * prod(s) for s in needed_tensors(spec).values() if len(s) == 1)
+    shapes = needed_tensors(spec).items()
+    vectors = sum(4 * prod(shape) for name, shape in shapes if not is_matrix(name, shape))
     return vectors + sum(aligned(plan.num_bytes) for plan in plans)
 
 
@@ -124,10 +128,14 @@ def load_weights(
 
 def _vectors(file: TensorFile, spec: ModelSpec) -> Iterator[tuple[str, NDArray[np.float32]]]:
     for name, shape in needed_tensors(spec).items():
-        if len(shape) == 1:
-            values = np.ascontiguousarray(file.dequantise(name), np.float32)
-            _require(bool(np.isfinite(values).all()), name)
-            yield name, values
+        if is_matrix(name, shape):
+            continue
+        values = file.dequantise(name)
+        if name.endswith(CONVOLUTIONS):
+            values = values.T
+        values = np.ascontiguousarray(values, np.float32).reshape(-1)
+        _require(bool(np.isfinite(values).all()), name)
+        yield name, values
 
 
 def _pack(native: Native, file: TensorFile, plan: MatrixPlan, address: int) -> None:

@@ -23,6 +23,8 @@ class Places(Protocol):
 
 def run_moves(memory: Places, batch: Batch) -> tuple[tuple[bytes, ...], ...]:
     """Do all of ``batch`` that comes before its ``copies``; returns what was read."""
+    if not (batch.saves or batch.loads):
+        return ()
     saved = tuple(
         tuple(
             memory.read(group, place, save.tier_of(group), len(save.head.token_ids))

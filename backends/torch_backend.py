@@ -112,6 +112,7 @@ class TorchBackend:
         """Run a step without choosing: raw logits of the sampled rows, float32 [M, vocab]."""
         ops = self._open().ops
         with torch.inference_mode():
+            run_moves(self, batch)
             return decoder.logits(self._spec, ops, self._begin(batch))
 
     def load_adapter(self, data: AdapterData) -> int:

@@ -20,7 +20,7 @@ from enum import IntEnum
 from typing import Any
 
 NONE = -1
-"""Index of no vector, matrix, rope or attention."""
+"""Index of no vector, matrix, rope, attention or recurrent layer."""
 WANT_LOG_SUM = 1
 PROFILE_COLUMNS = 4
 
@@ -33,10 +33,11 @@ class OpKind(IntEnum):
     ATTENTION = 2
     LINEAR = 3
     GATED = 4
-    ADD_NORM = 5
+    ADD = 5
     SAMPLED = 6
     LOGITS = 7
     SAMPLE = 8
+    RECURRENT = 9
 
 
 class Buffer(IntEnum):
@@ -54,6 +55,14 @@ class Activation(IntEnum):
 
     SILU = 1
     GELU_TANH = 2
+
+
+class Mixing(IntEnum):
+    """Kinds of recurrent layers: KVT_SHORT_CONV and the following."""
+
+    SHORT_CONV = 0
+    DELTA_NET = 1
+    STATE_SPACE = 2
 
 
 class RopePairs(IntEnum):
@@ -100,7 +109,22 @@ class Attention(ctypes.Structure):
     _fields_ = (
         *_fields(c_int32, "cache rope num_heads window"),
         *_fields(c_float, "scale softcap"),
-        *_fields(c_int32, "sinks reserved"),
+        *_fields(c_int32, "sinks is_gated"),
+    )
+
+
+class State(ctypes.Structure):
+    _fields_ = (
+        *_fields(c_void_p, "data"),
+        *_fields(c_int64, "stride num_slots"),
+        *_fields(c_int32, "group reserved"),
+    )
+
+
+class Recurrent(ctypes.Structure):
+    _fields_ = (
+        *_fields(c_int32, "kind state width channels num_heads num_groups key_dim value_dim"),
+        *_fields(c_int32, "is_tiled has_fused_gates conv conv_bias dt_bias decay skip norm"),
     )
 
 
@@ -108,11 +132,12 @@ class Op(ctypes.Structure):
     _fields_ = (
         *_fields(c_int32, "kind input output norm"),
         *_fields(c_float, "eps"),
-        *_fields(c_int32 * 3, "matrices biases"),
+        *_fields(c_int32 * 4, "matrices"),
+        *_fields(c_int32 * 3, "biases"),
         *_fields(c_int32 * 2, "head_norms"),
         *_fields(c_int32, "attention activation"),
         *_fields(c_float, "scale softcap"),
-        *_fields(c_int32, "reserved"),
+        *_fields(c_int32, "recurrent"),
     )
 
 
@@ -124,7 +149,10 @@ class ModelDesc(ctypes.Structure):
         *_fields(POINTER(Rope), "ropes"),
         *_fields(POINTER(Attention), "attentions"),
         *_fields(POINTER(Op), "program"),
+        *_fields(POINTER(State), "states"),
+        *_fields(POINTER(Recurrent), "recurrents"),
         *_fields(c_int32, "num_matrices num_vectors num_caches num_ropes num_attentions num_ops"),
+        *_fields(c_int32, "num_states num_recurrents"),
         *_fields(c_int32, "num_groups hidden_size vocab_size max_sampled"),
         *_fields(c_int64, "max_rows max_context"),
     )
@@ -174,7 +202,7 @@ class Step(ctypes.Structure):
 
 STRUCTURES = (
     Matrix, Vector, Cache, Rope, Attention, Op, ModelDesc, LowRank, Chunk, Copy, Segment, Use,
-    Sample, Step,
+    Sample, Step, State, Recurrent,
 )  # fmt: skip
 """In the order of KVT_STRUCT_."""
 
@@ -197,6 +225,7 @@ FUNCTIONS: Signatures = {
     "kvt_pack": (c_int32, (c_void_p, c_int32, c_void_p, c_int64, c_int64, c_void_p)),
     "kvt_key_block_bytes": (c_int64, (POINTER(Cache),)),
     "kvt_value_block_bytes": (c_int64, (POINTER(Cache),)),
+    "kvt_state_values": (c_int64, (POINTER(Recurrent),)),
     "kvt_model_new": (c_int32, (c_void_p, POINTER(ModelDesc), POINTER(c_void_p))),
     "kvt_model_free": (None, (c_void_p,)),
     "kvt_model_logits": (c_void_p, (c_void_p,)),

@@ -2,7 +2,20 @@
 
 from ctypes import CDLL, POINTER, c_double, c_float, c_int32, c_int64, c_void_p
 
-from kvtrio.kernels.cpu_abi import Attention, Cache, LowRank, Matrix, Rope, Signatures, Step, sign
+from kvtrio.kernels.cpu_abi import (
+    Attention,
+    Cache,
+    Chunk,
+    LowRank,
+    Matrix,
+    Recurrent,
+    Rope,
+    Signatures,
+    State,
+    Step,
+    Vector,
+    sign,
+)
 
 FUNCTIONS: Signatures = {
     "kvt_rms_norm": (c_int32, (c_void_p, c_void_p, c_float, c_int64, c_int64, c_void_p)),
@@ -35,6 +48,13 @@ FUNCTIONS: Signatures = {
         (
             c_void_p, POINTER(Cache), POINTER(Attention), c_void_p, c_void_p, c_int32, c_void_p,
             c_void_p, c_void_p, c_void_p,
+        ),
+    ),
+    "kvt_mix": (
+        c_int32,
+        (
+            c_void_p, POINTER(Recurrent), POINTER(Vector), c_int32, POINTER(State), c_float,
+            POINTER(Chunk), c_void_p, c_int32, c_void_p, c_void_p,
         ),
     ),
     "kvt_low_rank_add": (

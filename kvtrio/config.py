@@ -160,6 +160,22 @@ class StateSettings:
             "model leaves.",
         ),
     ] = None
+    cache_disk: Annotated[
+        Path | None,
+        Parameter(
+            name="--cache-disk",
+            help="Folder for state that leaves memory; it is found again after a restart. Only one "
+            "server at a time may use it.",
+        ),
+    ] = None
+    cache_disk_size: Annotated[
+        int,
+        Parameter(
+            name="--cache-disk-size",
+            validator=Count,
+            help="MiB that the files in --cache-disk may take; the least recently used ones go.",
+        ),
+    ] = 8192
     slot_save_path: Annotated[
         Path | None,
         Parameter(

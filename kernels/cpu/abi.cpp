@@ -31,9 +31,9 @@ int64_t kvt_struct_bytes(int32_t which) {
       sizeof(kvt_matrix),  sizeof(kvt_vector),     sizeof(kvt_cache),    sizeof(kvt_rope),
       sizeof(kvt_attention), sizeof(kvt_op),       sizeof(kvt_model_desc), sizeof(kvt_low_rank),
       sizeof(kvt_chunk),   sizeof(kvt_copy),       sizeof(kvt_segment),  sizeof(kvt_use),
-      sizeof(kvt_sample),  sizeof(kvt_step)};
+      sizeof(kvt_sample),  sizeof(kvt_step),       sizeof(kvt_state),    sizeof(kvt_recurrent)};
   constexpr auto count = static_cast<int32_t>(sizeof(sizes) / sizeof(sizes[0]));
-  static_assert(count == KVT_STRUCT_STEP + 1, "one size per KVT_STRUCT_");
+  static_assert(count == KVT_STRUCT_RECURRENT + 1, "one size per KVT_STRUCT_");
   if (which < 0 || which >= count) return kvt::fail(KVT_E_ARGUMENT, "no such structure");
   return static_cast<int64_t>(sizes[which]);
 }

@@ -29,7 +29,7 @@
 extern "C" {
 #endif
 
-#define KVT_ABI_VERSION 1
+#define KVT_ABI_VERSION 2
 
 enum {
   KVT_OK = 0,
@@ -55,7 +55,8 @@ KVT_API const char* kvt_error_text(void);    /* of this thread's last error; sta
 enum {
   KVT_STRUCT_MATRIX, KVT_STRUCT_VECTOR, KVT_STRUCT_CACHE, KVT_STRUCT_ROPE, KVT_STRUCT_ATTENTION,
   KVT_STRUCT_OP, KVT_STRUCT_MODEL, KVT_STRUCT_LOW_RANK, KVT_STRUCT_CHUNK, KVT_STRUCT_COPY,
-  KVT_STRUCT_SEGMENT, KVT_STRUCT_USE, KVT_STRUCT_SAMPLE, KVT_STRUCT_STEP
+  KVT_STRUCT_SEGMENT, KVT_STRUCT_USE, KVT_STRUCT_SAMPLE, KVT_STRUCT_STEP, KVT_STRUCT_STATE,
+  KVT_STRUCT_RECURRENT
 };
 KVT_API int64_t kvt_struct_bytes(int32_t which); /* sizeof; KVT_E_ARGUMENT for another number */
 
@@ -116,9 +117,43 @@ typedef struct { /* K and V of one layer: num_blocks blocks of block_size tokens
 KVT_API int64_t kvt_key_block_bytes(const kvt_cache* cache);
 KVT_API int64_t kvt_value_block_bytes(const kvt_cache* cache);
 
+typedef struct {      /* states of one recurrent layer, float32 */
+  float* data;        /* slot s begins at data + s * stride; aligned to 64 */
+  int64_t stride;     /* floats, a multiple of 16, at least kvt_state_values() */
+  int64_t num_slots;
+  int32_t group;      /* its block tables have one entry, the slot of the chunk's request */
+  int32_t reserved;   /* 0 */
+} kvt_state;
+
+enum { KVT_SHORT_CONV = 0, KVT_DELTA_NET = 1, KVT_STATE_SPACE = 2 };
+
+typedef struct {          /* a recurrent layer; sizes that its kind does not have are 0 */
+  int32_t kind;
+  int32_t state;          /* index of the layer's kvt_state */
+  int32_t width;          /* positions that one output of the convolution sees, 2 to 64 */
+  int32_t channels;       /* of the convolution */
+  int32_t num_heads;      /* a multiple of num_groups */
+  int32_t num_groups;     /* heads with queries and keys in common */
+  int32_t key_dim;        /* of a query and a key: the state's size in a state space */
+  int32_t value_dim;      /* of a head */
+  int32_t is_tiled;       /* 1: head h reads group h mod num_groups; else h / (heads / groups) */
+  int32_t has_fused_gates; /* 1: betas and alphas of each group, else all betas, then all alphas */
+  int32_t conv;           /* vector [width, channels] */
+  int32_t conv_bias;      /* vector [channels] or -1 */
+  int32_t dt_bias;        /* vector [num_heads] */
+  int32_t decay;          /* vector [num_heads]: log decay = softplus(dt + dt_bias) * decay */
+  int32_t skip;           /* vector [num_heads] or -1: a state space's D */
+  int32_t norm;           /* vector: delta net [value_dim], state space [num_heads * value_dim] */
+} kvt_recurrent;
+
+/* Floats of one slot: history [width - 1, channels], then per head S [key_dim, value_dim], whose
+ * rows are padded to multiples of 16; indices are not read. KVT_E_ARGUMENT for what cannot be. */
+KVT_API int64_t kvt_state_values(const kvt_recurrent* recurrent);
+
 /* ---- the model --------------------------------------------------------------------------- */
 
-/* A vector, matrix, rope or attention is named by its index in the model's table; -1: none. */
+/* A vector, matrix, rope, attention, state or recurrent layer is named by its index in the model's
+ * table; -1: none. */
 
 enum { KVT_ROPE_NORM = 0, KVT_ROPE_NEOX = 1 }; /* pairs (2i, 2i + 1); (i, i + num_rotated / 2) */
 
@@ -139,7 +174,8 @@ typedef struct { /* attention of one layer */
   float scale;          /* of q k^T */
   float softcap;        /* 0: none */
   int32_t sinks;        /* vector [num_heads] or -1 */
-  int32_t reserved;     /* 0 */
+  int32_t is_gated;     /* 1: q's matrix yields q and gate, head by head; the output is multiplied
+                           by sigmoid(gate); value_dim is head_dim */
 } kvt_attention;
 
 enum { KVT_SILU = 1, KVT_GELU_TANH = 2 }; /* 0: none */
@@ -147,7 +183,7 @@ enum { KVT_SILU = 1, KVT_GELU_TANH = 2 }; /* 0: none */
 enum { /* activations, float32 */
   KVT_RESIDUAL = 0,  /* [N, hidden]: the residual stream */
   KVT_QUERY = 1,     /* [N, heads * head_dim]: q, rotated */
-  KVT_ATTENDED = 2,  /* [N, heads * value_dim] */
+  KVT_ATTENDED = 2,  /* [N, heads * value_dim]: of attention or a recurrent layer */
   KVT_HIDDEN = 3,    /* [N, feed-forward size]: act(gate) * up */
   KVT_BRANCH = 4     /* [N, hidden]: a branch on its way through a post-norm */
 };
@@ -165,29 +201,34 @@ enum {
   KVT_OP_ATTENTION = 2, /* ATTENDED = attention of QUERY by `attention` */
   KVT_OP_LINEAR = 3,    /* output (RESIDUAL: added to it; BRANCH: set) from input by matrices[0] */
   KVT_OP_GATED = 4,     /* HIDDEN = act(input matrices[0]^T) * (input matrices[1]^T): gate, up */
-  KVT_OP_ADD_NORM = 5,  /* RESIDUAL += norm of BRANCH (post-norm), eps */
-  KVT_OP_SAMPLED = 6,   /* from here on the rows are the M sampled ones (RESIDUAL and QUERY are
-                           narrowed); before LOGITS, or earlier: right behind the last QKV, the last
-                           layer computes nothing that nobody reads */
+  KVT_OP_ADD = 5,       /* RESIDUAL += scale * BRANCH, or of its norm (post-norm), eps */
+  KVT_OP_SAMPLED = 6,   /* from here on the rows are the M sampled ones (RESIDUAL, and what QKV or
+                           RECURRENT has just written, are narrowed); before LOGITS, or earlier:
+                           right behind the last op that writes a state, the last layer computes
+                           nothing that nobody reads */
   KVT_OP_LOGITS = 7,    /* the logits: RESIDUAL by matrices[0], then softcap * tanh(x / softcap) if
-                           softcap > 0 */
-  KVT_OP_SAMPLE = 8     /* the results that the step asks for, from the logits */
+                           softcap > 0, then times scale */
+  KVT_OP_SAMPLE = 8,    /* the results that the step asks for, from the logits */
+  KVT_OP_RECURRENT = 9  /* ATTENDED = the layer `recurrent` on the products of RESIDUAL with matrices,
+                           one behind the other: short convolution b, c, x; delta net q, k, v (one
+                           matrix), z, and the gates in one matrix or two; state space z, x, B, C and
+                           dt in one; eps of its norms */
 };
 
 typedef struct {
   int32_t kind;
   int32_t input;         /* buffer: LINEAR (ATTENDED or HIDDEN) */
   int32_t output;        /* buffer: LINEAR */
-  int32_t norm;          /* vector: QKV, LINEAR, GATED, ADD_NORM, LOGITS */
-  float eps;             /* of norm and head_norms */
-  int32_t matrices[3];
+  int32_t norm;          /* vector: QKV, LINEAR, GATED, ADD, LOGITS, RECURRENT */
+  float eps;             /* of norm, head_norms, and norms of a recurrent layer */
+  int32_t matrices[4];
   int32_t biases[3];     /* vectors */
   int32_t head_norms[2]; /* vectors [head_dim] */
   int32_t attention;     /* index: QKV, ATTENTION */
   int32_t activation;    /* GATED */
-  float scale;           /* EMBED */
+  float scale;           /* EMBED, ADD, LOGITS */
   float softcap;         /* LOGITS */
-  int32_t reserved;      /* 0 */
+  int32_t recurrent;     /* index: RECURRENT */
 } kvt_op;
 
 typedef struct {
@@ -197,7 +238,10 @@ typedef struct {
   const kvt_rope* ropes;
   const kvt_attention* attentions;
   const kvt_op* program;
+  const kvt_state* states;
+  const kvt_recurrent* recurrents;
   int32_t num_matrices, num_vectors, num_caches, num_ropes, num_attentions, num_ops;
+  int32_t num_states, num_recurrents;
   int32_t num_groups;    /* block tables per chunk */
   int32_t hidden_size;
   int32_t vocab_size;    /* rows of EMBED's and LOGITS' matrices */

@@ -45,6 +45,13 @@ KVT_API int32_t kvt_attend(kvt_team* team, const kvt_cache* cache, const kvt_att
                            const float* sinks, const kvt_chunk* chunks, int32_t num_chunks,
                            const int32_t* blocks, const int64_t* tables, const float* q,
                            float* out);
+/* Rows of a recurrent layer behind its products: mixed [N, values of a row], changed, -> out
+ * [N, heads * value_dim] (short convolution: [N, channels]). slots [num_chunks]; of `state` the
+ * group, of the chunks is_sampled is not read. */
+KVT_API int32_t kvt_mix(kvt_team* team, const kvt_recurrent* recurrent, const kvt_vector* vectors,
+                        int32_t num_vectors, const kvt_state* state, float eps,
+                        const kvt_chunk* chunks, const int32_t* slots, int32_t num_chunks,
+                        float* mixed, float* out);
 /* out [n, rows] += changes to a matrix of n rows x [n, cols]: the uses in order, for all rows. */
 KVT_API int32_t kvt_low_rank_add(kvt_team* team, const kvt_low_rank* parts, const float* scales,
                                  int32_t num_parts, const float* x, int64_t n, int64_t cols,

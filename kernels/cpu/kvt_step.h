@@ -35,11 +35,11 @@ typedef struct { /* one request's rows: positions start, start + 1, ... */
   int32_t is_sampled; /* 1: its last row is sampled; these are the M rows, in order */
 } kvt_chunk;
 
-typedef struct { /* first places of a block, in all layers of a group; done before all else, in
-                    order */
+typedef struct { /* first places of a block, or a state, in all layers of a group; done before all
+                    else, in order */
   int32_t group;
-  int32_t source, target; /* blocks */
-  int32_t num_tokens;     /* 1 to block_size */
+  int32_t source, target; /* blocks or slots */
+  int32_t num_tokens;     /* 1 to block_size; of a state not looked at */
 } kvt_copy;
 
 typedef struct { /* chunks that use an adapter */
@@ -80,7 +80,10 @@ typedef struct {
   const int64_t* tables;         /* [num_groups * num_chunks + 1]: the table of chunk c in group g
                                     is blocks[tables[i] .. tables[i + 1]), i = g * num_chunks + c;
                                     it covers the positions from 0 to the chunk's last. Only
-                                    entries that the window lets some row see are looked at. */
+                                    entries that the window lets some row see are looked at. In
+                                    a group of recurrent layers it is the one slot of the request:
+                                    the state before `start`, or anything where that is 0, becomes
+                                    the one behind the chunk. No two chunks share a slot. */
   const kvt_copy* copies;        /* [num_copies] */
   const kvt_use* uses;           /* [num_uses] */
   const kvt_segment* segments;   /* [num_segments] */

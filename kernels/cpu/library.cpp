@@ -15,4 +15,5 @@
 
 #include "abi.cpp"
 #include "abi_model.cpp"
+#include "abi_recurrent.cpp"
 #include "abi_single.cpp"

@@ -85,7 +85,7 @@ inline void add_low_rank(Worker& worker, const std::vector<Change>& changes, con
   for (int64_t i; (i = worker.take(num_items)) >= 0;) shrink_item(changes, x, i);
   worker.barrier();
   const int64_t down = num_tiles(num_rows, kChangeRows);
-  int64_t across[3] = {}, total = 0;
+  int64_t across[kMaxProducts] = {}, total = 0;
   for (const Change& change : changes)
     across[change.product] = num_tiles(change.part->num_panels(), kChangePanels);
   for (int k = 0; k < num_outputs; ++k) total += down * across[k];

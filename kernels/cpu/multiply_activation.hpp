@@ -58,6 +58,14 @@ inline void gate_values(float* up, const float* gate, int64_t count, int32_t act
   });
 }
 
+// x *= sigmoid(gate)
+inline void sigmoid_gate(float* x, const float* gate, int64_t count) {
+  for_lanes(count, [&](int64_t i, int n) {
+    const Floats power = load_some(gate + i, n) * Floats::all(kLog2E);
+    store_some(times_sigmoid(load_some(x + i, n), power), x + i, n);
+  });
+}
+
 // sums [count] to out, with bias (or null) and, if asked, what was there.
 inline void finish(const float* sums, const float* bias, bool accumulate, int64_t count,
                    float* out) {

@@ -28,6 +28,15 @@ inline float sum_of_squares(const float* x, int64_t size) {
   return sum((sums[0] + sums[1]) + (sums[2] + sums[3]));
 }
 
+// Sum of products in 16 lanes, ascending.
+inline float dot(const float* a, const float* b, int64_t count) {
+  Floats sums = Floats::zero();
+  for (int64_t i = 0; i < count; i += kWidth) {
+    sums = fma(load_some(a + i, count - i), load_some(b + i, count - i), sums);
+  }
+  return sum(sums);
+}
+
 inline float norm_factor(const float* x, int64_t size, float eps) {
   return 1.0f / std::sqrt(sum_of_squares(x, size) / static_cast<float>(size) + eps);
 }
@@ -38,11 +47,16 @@ inline void rms_norm_row(const float* x, const float* weight, float eps, int64_t
   for (int64_t i = 0; i < size; ++i) out[i] = x[i] * factor * weight[i];
 }
 
-// target += norm of x.
-inline void add_norm_row(const float* x, const float* weight, float eps, int64_t size,
+// target += scale * norm of x.
+inline void add_norm_row(const float* x, const float* weight, float eps, float scale, int64_t size,
                          float* target) {
-  const float factor = norm_factor(x, size, eps);
+  const float factor = norm_factor(x, size, eps) * scale;
   for (int64_t i = 0; i < size; ++i) target[i] += x[i] * factor * weight[i];
+}
+
+// target += scale * x.
+inline void add_scaled_row(const float* x, float scale, int64_t size, float* target) {
+  for (int64_t i = 0; i < size; ++i) target[i] += x[i] * scale;
 }
 
 // x = cap * tanh(x / cap).

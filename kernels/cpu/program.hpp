@@ -13,6 +13,7 @@
 #include "matrix.hpp"
 #include "memory.hpp"
 #include "operations.hpp"
+#include "recurrent.hpp"
 #include "sample.hpp"
 #include "team.hpp"
 
@@ -24,9 +25,17 @@ constexpr int kNumBuffers = 5;
 constexpr int64_t kPrivateValues = 4096;
 constexpr int64_t kPrivateRows = 6;
 
+constexpr int kMaxProducts = 4;  // of one op
+
 struct LayerCache {
   Cache cache;
   int64_t num_blocks;
+  int32_t group;
+};
+
+struct LayerState {
+  float* data;
+  int64_t stride, num_slots;
   int32_t group;
 };
 
@@ -34,7 +43,9 @@ struct LayerCache {
 struct Memory {
   Region buffers[kNumBuffers];
   Region keys, values;     // [N, kv_heads * dim]: of one layer, on their way to the cache
-  Region gates;            // [N, feed-forward size]: gates that adapters change
+  Region gates;            // [N, feed-forward size]: gates that adapters change; of attention,
+                           // [N, heads * head_dim]
+  Region mixed;            // products on their way into a recurrent layer; q with its gates
   Region normed;           // [N, widest input]: inputs as adapters read them
   Region inputs;           // inputs of products, prepared by all threads
   Region own_inputs;       // per thread: those prepared by itself, and a block of normed rows
@@ -46,11 +57,13 @@ struct Memory {
   int64_t own_row_bytes = 0;
 };
 
-// What all caches of a group have in common; without any, block_size is 0.
+// What all caches of a group have in common; without any, block_size is 0. A group of recurrent
+// layers has slots instead.
 struct GroupLimits {
   int32_t block_size = 0;
   int64_t num_blocks = 0;  // of the layer with the fewest
   int64_t window = 0;      // the widest of its layers; 0: all positions
+  int64_t num_slots = 0;   // of the layer with the fewest; 0: its layers have caches
 };
 
 // What an op needs to know about its products.
@@ -71,6 +84,8 @@ struct kvt_model {
   std::vector<kvt::LayerCache> caches;
   std::vector<kvt::Rope> ropes;
   std::vector<kvt_attention> attentions;
+  std::vector<kvt::LayerState> states;
+  std::vector<kvt::Mixer> mixers;
   std::vector<kvt::GroupLimits> groups;
   int64_t hidden_size, vocab_size, max_sampled, max_rows, max_context;
   kvt::Memory memory;
@@ -82,6 +97,10 @@ struct kvt_model {
   const kvt::Matrix& matrix(int32_t index) const { return matrices[static_cast<size_t>(index)]; }
   const kvt_attention& attention(int32_t index) const {
     return attentions[static_cast<size_t>(index)];
+  }
+  const kvt::Mixer& mixer(int32_t index) const { return mixers[static_cast<size_t>(index)]; }
+  const kvt::LayerState& state(const kvt::Mixer& mixer) const {
+    return states[static_cast<size_t>(mixer.state)];
   }
   const kvt::LayerCache& cache(const kvt_attention& attention) const {
     return caches[static_cast<size_t>(attention.cache)];
@@ -117,6 +136,11 @@ inline int num_products(const kvt_op& op) {
   switch (op.kind) {
     case KVT_OP_QKV:
       return 3;
+    case KVT_OP_RECURRENT: {
+      int count = 0;
+      while (count < kMaxProducts && op.matrices[count] >= 0) ++count;
+      return count;
+    }
     case KVT_OP_GATED:
       return 2;
     case KVT_OP_LINEAR:

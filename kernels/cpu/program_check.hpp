@@ -1,7 +1,7 @@
 // Whether a model's description fits together. Each check returns null or what is wrong.
 #pragma once
 
-#include "program.hpp"
+#include "program_check_recurrent.hpp"
 
 namespace kvt {
 
@@ -11,7 +11,8 @@ inline bool is_index(int32_t index, size_t size) {
 
 inline const char* check_sizes(const kvt_model_desc& desc) {
   const bool are_counts = desc.num_matrices >= 0 && desc.num_vectors >= 0 && desc.num_caches >= 0 &&
-                          desc.num_ropes >= 0 && desc.num_attentions >= 0 && desc.num_ops > 0;
+                          desc.num_ropes >= 0 && desc.num_attentions >= 0 && desc.num_ops > 0 &&
+                          desc.num_states >= 0 && desc.num_recurrents >= 0;
   if (!are_counts) return "model: a table has a negative size, or there is no program";
   if (desc.num_groups < 1 || desc.hidden_size < 1 || desc.vocab_size < 1)
     return "model: no groups, hidden size or vocabulary";
@@ -72,6 +73,8 @@ inline const char* check_attention(const kvt_model_desc& desc, const kvt_attenti
   if (attention.rope >= desc.num_ropes) return "attention: no such rope";
   if (attention.rope >= 0 && desc.ropes[attention.rope].num_rotated > cache.head_dim)
     return "attention: rope is wider than a head";
+  if (attention.is_gated && cache.head_dim != cache.value_dim)
+    return "attention: gates of another size than the output";
   if (attention.sinks < 0) return nullptr;
   if (attention.sinks >= desc.num_vectors) return "attention: no such vector";
   if (desc.vectors[attention.sinks].size != attention.num_heads)
@@ -91,6 +94,10 @@ inline const char* check_tables(const kvt_model_desc& desc) {
   for (int32_t i = 0; !fault && i < desc.num_ropes; ++i) fault = check_rope(desc, desc.ropes[i]);
   for (int32_t i = 0; !fault && i < desc.num_attentions; ++i)
     fault = check_attention(desc, desc.attentions[i]);
+  for (int32_t i = 0; !fault && i < desc.num_states; ++i)
+    fault = check_state(desc.states[i], desc.num_groups);
+  for (int32_t i = 0; !fault && i < desc.num_recurrents; ++i)
+    fault = check_recurrent(desc, desc.recurrents[i]);
   return fault;
 }
 
@@ -112,6 +119,7 @@ inline bool has_shape(const kvt_model& model, int32_t matrix, int64_t rows, int6
 struct Progress {
   int64_t attended = 0, hidden = 0;
   bool has_query = false, has_branch = false, is_narrow = false, has_logits = false;
+  bool is_mixed = false;  // ATTENDED is a recurrent layer's, and nothing has read it
 };
 
 inline const char* check_qkv(const kvt_model& model, const kvt_op& op, Progress& now) {
@@ -119,7 +127,8 @@ inline const char* check_qkv(const kvt_model& model, const kvt_op& op, Progress&
   if (now.is_narrow) return "qkv: after the rows were narrowed";
   const kvt_attention& attention = model.attention(op.attention);
   const CacheLayout& layout = model.cache(attention).cache.layout;
-  const int64_t sizes[3] = {query_width(model, attention),
+  const int64_t num_parts = attention.is_gated ? 2 : 1;
+  const int64_t sizes[3] = {num_parts * query_width(model, attention),
                             int64_t{layout.kv_heads} * layout.head_dim,
                             int64_t{layout.kv_heads} * layout.value_dim};
   for (int i = 0; i < 3; ++i) {
@@ -133,11 +142,19 @@ inline const char* check_qkv(const kvt_model& model, const kvt_op& op, Progress&
   return has_size(model, op.norm, model.hidden_size, true) ? nullptr : "qkv: norm";
 }
 
+inline const char* check_mixing(const kvt_model& model, const kvt_op& op, Progress& now) {
+  if (const char* fault = check_recurrent_op(model, op)) return fault;
+  if (now.is_narrow) return "recurrent: after the rows were narrowed";
+  now.attended = model.mixer(op.recurrent).inner();
+  now.is_mixed = true;
+  return has_size(model, op.norm, model.hidden_size, true) ? nullptr : "recurrent: norm";
+}
+
 inline const char* check_attention_op(const kvt_model& model, const kvt_op& op, Progress& now) {
   if (!is_index(op.attention, model.attentions.size())) return "attention: none such";
   if (!now.has_query) return "attention: before q";
   now.attended = attended_width(model, model.attention(op.attention));
-  now.has_query = false;
+  now.has_query = now.is_mixed = false;
   return nullptr;
 }
 
@@ -148,6 +165,7 @@ inline const char* check_linear(const kvt_model& model, const kvt_op& op, Progre
   if (!has_shape(model, op.matrices[0], model.hidden_size, width)) return "linear: matrix";
   if (!has_size(model, op.biases[0], model.hidden_size, true)) return "linear: bias";
   if (op.output == KVT_BRANCH) now.has_branch = true;
+  if (op.input == KVT_ATTENDED) now.is_mixed = false;
   return has_size(model, op.norm, width, true) ? nullptr : "linear: norm";
 }
 
@@ -175,13 +193,16 @@ inline const char* check_op(const kvt_model& model, const kvt_op& op, Progress& 
       return check_linear(model, op, now);
     case KVT_OP_GATED:
       return check_gated(model, op, now);
-    case KVT_OP_ADD_NORM:
-      if (!now.has_branch) return "add_norm: no branch";
-      return has_size(model, op.norm, model.hidden_size, false) ? nullptr : "add_norm: norm";
+    case KVT_OP_RECURRENT:
+      return check_mixing(model, op, now);
+    case KVT_OP_ADD:
+      if (!now.has_branch) return "add: no branch";
+      return has_size(model, op.norm, model.hidden_size, true) ? nullptr : "add: norm";
     case KVT_OP_SAMPLED:
       if (now.is_narrow) return "sampled: twice";
       now.is_narrow = true;
-      now.attended = now.hidden = 0;  // of all rows
+      if (!now.is_mixed) now.attended = 0;  // of all rows
+      now.hidden = 0;
       now.has_branch = false;
       return nullptr;
     case KVT_OP_LOGITS:

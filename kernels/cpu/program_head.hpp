@@ -13,15 +13,6 @@ namespace kvt {
 
 constexpr int64_t kExactLogits = 16;  // per row
 
-// Sum of products in 16 lanes, ascending.
-inline float dot(const float* a, const float* b, int64_t count) {
-  Floats sums = Floats::zero();
-  for (int64_t i = 0; i < count; i += kWidth) {
-    sums = fma(load_some(a + i, count - i), load_some(b + i, count - i), sums);
-  }
-  return sum(sums);
-}
-
 inline void Runner::refine_logits(const kvt_op& op, const OpPlan& plan) {
   if (plan.forms == kFormFloat) return;
   const Sampler& sampler = model_.sampler;

@@ -16,6 +16,10 @@ inline std::vector<GroupLimits> group_limits(const kvt_model& model, int32_t num
     limit.num_blocks = is_first ? cache.num_blocks : std::min(limit.num_blocks, cache.num_blocks);
     limit.block_size = cache.cache.layout.block_size;
   }
+  for (const LayerState& state : model.states) {
+    int64_t& num_slots = limits[static_cast<size_t>(state.group)].num_slots;
+    num_slots = num_slots ? std::min(num_slots, state.num_slots) : state.num_slots;
+  }
   return limits;
 }
 
@@ -34,6 +38,12 @@ inline void copy_tables(kvt_model& model, const kvt_model_desc& desc) {
     model.ropes.push_back(make_rope(desc.ropes[i], model.vector(desc.ropes[i].factors)));
   }
   model.attentions.assign(desc.attentions, desc.attentions + desc.num_attentions);
+  for (int32_t i = 0; i < desc.num_states; ++i) {
+    const kvt_state& state = desc.states[i];
+    model.states.push_back({state.data, state.stride, state.num_slots, state.group});
+  }
+  for (int32_t i = 0; i < desc.num_recurrents; ++i)
+    model.mixers.push_back(mixer_of(desc.recurrents[i], desc.vectors));
   model.program.assign(desc.program, desc.program + desc.num_ops);
   model.hidden_size = desc.hidden_size;
   model.vocab_size = desc.vocab_size;
@@ -44,6 +54,9 @@ inline void copy_tables(kvt_model& model, const kvt_model_desc& desc) {
 }
 
 inline const char* check_groups(const kvt_model& model) {
+  for (const GroupLimits& limit : model.groups) {
+    if (limit.num_slots && limit.block_size) return "model: a group with caches and states";
+  }
   for (const LayerCache& cache : model.caches) {
     if (cache.cache.layout.block_size != model.groups[static_cast<size_t>(cache.group)].block_size)
       return "model: caches of one group differ in their block size, or a cache has no attention";
@@ -65,9 +78,9 @@ inline void plan_ops(kvt_model& model) {
 
 // Largest sizes over the whole program, in floats per row unless said otherwise.
 struct Needs {
-  int64_t query = 1, attended = 1, keys = 1, values = 1, hidden = 1, cols = 1;
+  int64_t query = 1, attended = 1, keys = 1, values = 1, hidden = 1, cols = 1, mixed = 1;
   int64_t input = 64, own_input = 64;           // bytes
-  int64_t attention_worker = 0, attention_shared = 0;  // bytes
+  int64_t attention_worker = 0, attention_shared = 0, mixing = 0;  // bytes
 };
 
 inline void grow(int64_t& size, int64_t other) { size = std::max(size, other); }
@@ -77,12 +90,21 @@ inline Needs needs_of(const kvt_model& model) {
   for (const kvt_attention& attention : model.attentions) {
     const CacheLayout& layout = model.cache(attention).cache.layout;
     grow(needs.query, query_width(model, attention));
+    if (attention.is_gated) {
+      grow(needs.hidden, query_width(model, attention));
+      grow(needs.mixed, 2 * query_width(model, attention));
+    }
     grow(needs.attended, attended_width(model, attention));
     grow(needs.keys, int64_t{layout.kv_heads} * layout.head_dim);
     grow(needs.values, int64_t{layout.kv_heads} * layout.value_dim);
     grow(needs.attention_worker, attention_worker_bytes(layout, attention.num_heads));
     grow(needs.attention_shared, attention_shared_bytes(layout, attention.num_heads,
                                                         model.max_rows, model.max_context));
+  }
+  for (const Mixer& mixer : model.mixers) {
+    grow(needs.mixed, mixer.row_values());
+    grow(needs.attended, mixer.inner());
+    grow(needs.mixing, mix_scratch(mixer));
   }
   for (size_t i = 0; i < model.program.size(); ++i) {
     const OpPlan& plan = model.plans[i];
@@ -112,6 +134,7 @@ inline bool allocate_buffers(kvt_model& model, const Needs& needs) {
   return is_done && reserve(memory.keys, 4 * model.max_rows * needs.keys) &&
          reserve(memory.values, 4 * model.max_rows * needs.values) &&
          reserve(memory.gates, 4 * model.max_rows * needs.hidden) &&
+         reserve(memory.mixed, 4 * model.max_rows * needs.mixed) &&
          reserve(memory.normed, 4 * model.max_rows * needs.cols) &&
          reserve(memory.logits, 4 * model.max_sampled * model.vocab_size);
 }
@@ -124,18 +147,19 @@ inline bool allocate_memory(kvt_model& model) {
   memory.own_row_bytes = static_cast<int64_t>(round_up(static_cast<size_t>(4 * needs.cols), kLine));
   const int64_t own = kPrivateRows * memory.own_row_bytes + needs.own_input;
   memory.own_bytes = static_cast<int64_t>(round_up(static_cast<size_t>(own), 4096));
+  const int64_t worker = std::max(needs.attention_worker, needs.mixing);
   return allocate_buffers(model, needs) && reserve(memory.inputs, needs.input) &&
          reserve(memory.own_inputs, memory.own_bytes * model.team->num_threads()) &&
          reserve(memory.rotations, 4 * 2 * model.max_rows * num_pairs) &&
          reserve(memory.attention, needs.attention_shared) &&
          make_sampler(model.sampler, model.vocab_size, model.max_sampled) &&
-         model.team->reserve_scratch(static_cast<size_t>(needs.attention_worker));
+         model.team->reserve_scratch(static_cast<size_t>(worker));
 }
 
 inline int64_t memory_bytes(const kvt_model& model) {
   const Memory& memory = model.memory;
   size_t bytes = memory.keys.bytes() + memory.values.bytes() + memory.gates.bytes() +
-                 memory.normed.bytes() + memory.inputs.bytes() + memory.own_inputs.bytes() +
+                 memory.mixed.bytes() + memory.normed.bytes() + memory.inputs.bytes() + memory.own_inputs.bytes() +
                  memory.rotations.bytes() + memory.attention.bytes() + memory.logits.bytes() +
                  memory.inner.bytes() + model.sampler.memory.bytes();
   for (const Region& region : memory.buffers) bytes += region.bytes();

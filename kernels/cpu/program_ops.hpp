@@ -3,6 +3,7 @@
 
 #include "program_head.hpp"
 #include "program_input.hpp"
+#include "program_recurrent.hpp"
 
 namespace kvt {
 
@@ -11,7 +12,10 @@ inline Product plain_product(const Matrix& matrix, const float* bias, float* out
 }
 
 inline void Runner::qkv(const kvt_op& op, const OpPlan& plan) {
-  float* const parts[3] = {model_.buffer(KVT_QUERY), model_.memory.keys.as<float>(),
+  const kvt_attention& attention = model_.attention(op.attention);
+  float* const queries =
+      attention.is_gated ? model_.memory.mixed.as<float>() : model_.buffer(KVT_QUERY);
+  float* const parts[3] = {queries, model_.memory.keys.as<float>(),
                            model_.memory.values.as<float>()};
   const float* x = model_.buffer(KVT_RESIDUAL);
   const Input input = prepare(op, plan, x);
@@ -31,8 +35,25 @@ inline void Runner::qkv(const kvt_op& op, const OpPlan& plan) {
     const int64_t end = std::min((i + 1) * height, num_rows());
     for (int64_t row = i * height; row < end; ++row) finish_qkv(op, row, parts);
   }
-  query_width_ = query_width(model_, model_.attention(op.attention));
+  const int64_t width = query_width(model_, attention);
+  pending_[0] = {model_.buffer(KVT_QUERY), width};
+  pending_[1] = {model_.memory.gates.as<float>(), attention.is_gated ? width : 0};
   barrier(KVT_PROFILE_AFTER);
+}
+
+// A head of q where attention reads it. With gates it comes from the product's own place, and its
+// gate from behind it.
+inline float* Runner::place_query(const kvt_op& op, int64_t row, int64_t head) {
+  const kvt_attention& attention = model_.attention(op.attention);
+  const int64_t size = model_.cache(attention).cache.layout.head_dim;
+  const int64_t place = row * attention.num_heads + head;
+  float* query = model_.buffer(KVT_QUERY) + place * size;
+  if (attention.is_gated) {
+    const float* source = model_.memory.mixed.as<float>() + place * 2 * size;
+    std::copy(source, source + size, query);
+    std::copy(source + size, source + 2 * size, model_.memory.gates.as<float>() + place * size);
+  }
+  return query;
 }
 
 // Norm per head, rope, cache: q stays, k and v go.
@@ -44,7 +65,8 @@ inline void Runner::finish_qkv(const kvt_op& op, int64_t row, float* const* part
   for (int i = 0; i < 2; ++i) {
     const float* norm = model_.vector(op.head_norms[i]);
     for (int64_t head = 0; head < heads[i]; ++head) {
-      float* x = parts[i] + (row * heads[i] + head) * layout.head_dim;
+      float* x = i == 0 ? place_query(op, row, head)
+                        : parts[i] + (row * heads[i] + head) * layout.head_dim;
       if (norm) rms_norm_row(x, norm, op.eps, layout.head_dim, x);
       if (attention.rope < 0) continue;
       const Rope& rope = model_.ropes[static_cast<size_t>(attention.rope)];
@@ -80,8 +102,18 @@ inline void Runner::attend_rows(const kvt_op& op) {
   attention.shared = model_.memory.attention.data();
   attention.shared_bytes = static_cast<int64_t>(model_.memory.attention.bytes());
   attend(worker_, attention);
-  query_width_ = 0;
+  pending_[0] = pending_[1] = {};
   barrier(KVT_PROFILE_MAIN);
+  if (spec.is_gated) gate_attended(query_width(model_, spec));
+}
+
+// ATTENDED *= sigmoid(gates).
+inline void Runner::gate_attended(int64_t width) {
+  const float* gates = model_.memory.gates.as<float>();
+  float* out = model_.buffer(KVT_ATTENDED);
+  for (int64_t row; (row = worker_.take(num_rows())) >= 0;)
+    sigmoid_gate(out + row * width, gates + row * width, width);
+  barrier(KVT_PROFILE_AFTER);
 }
 
 inline void Runner::linear(const kvt_op& op, const OpPlan& plan) {
@@ -91,6 +123,7 @@ inline void Runner::linear(const kvt_op& op, const OpPlan& plan) {
   Product product = plain_product(model_.matrix(op.matrices[0]), model_.vector(op.biases[0]), out);
   product.accumulate = op.output == KVT_RESIDUAL;
   multiply(worker_, input, &product, 1);
+  if (op.input == KVT_ATTENDED) pending_[0] = {};
   barrier(KVT_PROFILE_MAIN);
   const Output output{op.matrices[0], out, product.stride};
   if (has_changes(op)) add_changes(plain_input(op, x), &output, 1);
@@ -131,17 +164,19 @@ inline void Runner::logits(const kvt_op& op, const OpPlan& plan) {
   refine_logits(op, plan);
   const Output output{op.matrices[0], out, model_.vocab_size};
   if (has_changes(op)) add_changes(plain_input(op, x), &output, 1);
-  if (op.softcap > 0.0f) softcap_logits(op.softcap);
+  if (op.softcap > 0.0f || op.scale != 1.0f) finish_logits(op);
 }
 
-inline void Runner::softcap_logits(float cap) {
+inline void Runner::finish_logits(const kvt_op& op) {
   constexpr int64_t kTile = 4096;
   const int64_t size = model_.vocab_size;
   const int64_t num_tiles = (size + kTile - 1) / kTile;
   for (int64_t i; (i = worker_.take(num_rows() * num_tiles)) >= 0;) {
     const int64_t first = i % num_tiles * kTile;
-    float* row = model_.memory.logits.as<float>() + i / num_tiles * size;
-    softcap_values(row + first, std::min(kTile, size - first), cap);
+    float* tile = model_.memory.logits.as<float>() + i / num_tiles * size + first;
+    const int64_t count = std::min(kTile, size - first);
+    if (op.softcap > 0.0f) softcap_values(tile, count, op.softcap);
+    for (int64_t k = 0; k < count; ++k) tile[k] *= op.scale;
   }
   barrier(KVT_PROFILE_AFTER);
 }

@@ -74,17 +74,22 @@ class Runner {
 
   // program_run.hpp
   void copy_blocks();
+  void copy_states(const LayerState& state);
   void embed(const kvt_op& op);
   void narrow();
-  void add_norm(const kvt_op& op);
+  void add(const kvt_op& op);
   // program_ops.hpp
   void qkv(const kvt_op& op, const OpPlan& plan);
   void finish_qkv(const kvt_op& op, int64_t row, float* const* parts);
+  float* place_query(const kvt_op& op, int64_t row, int64_t head);
   void attend_rows(const kvt_op& op);
+  void gate_attended(int64_t width);
   void linear(const kvt_op& op, const OpPlan& plan);
   void gated(const kvt_op& op, const OpPlan& plan);
   void logits(const kvt_op& op, const OpPlan& plan);
-  void softcap_logits(float cap);
+  void finish_logits(const kvt_op& op);
+  // program_recurrent.hpp
+  void recurrent(const kvt_op& op, const OpPlan& plan);
   // program_head.hpp
   void refine_logits(const kvt_op& op, const OpPlan& plan);
   void refine_row(const kvt_op& op, int64_t row);
@@ -102,14 +107,24 @@ class Runner {
   const kvt_step& step_;
   const StepPlan& plan_;
   const RowSet* rows_;       // the rows that ops work on
-  int64_t query_width_ = 0;  // of q that waits for its attention
+  // What waits for the next op, of all rows: q and its gates, or a recurrent layer's values.
+  struct Pending {
+    float* values;
+    int64_t width;
+  } pending_[2] = {};
   Meter meter_;
 };
 
 // One layer's blocks per item: copies of one layer run in order, layers beside each other.
 inline void Runner::copy_blocks() {
   if (step_.num_copies == 0) return;
-  for (int64_t i; (i = worker_.take(static_cast<int64_t>(model_.caches.size()))) >= 0;) {
+  const auto num_caches = static_cast<int64_t>(model_.caches.size());
+  const auto num_states = static_cast<int64_t>(model_.states.size());
+  for (int64_t i; (i = worker_.take(num_caches + num_states)) >= 0;) {
+    if (i >= num_caches) {
+      copy_states(model_.states[static_cast<size_t>(i - num_caches)]);
+      continue;
+    }
     const LayerCache& layer = model_.caches[static_cast<size_t>(i)];
     for (int32_t k = 0; k < step_.num_copies; ++k) {
       const kvt_copy& copy = step_.copies[k];
@@ -118,6 +133,15 @@ inline void Runner::copy_blocks() {
     }
   }
   barrier(KVT_PROFILE_PREPARE);
+}
+
+inline void Runner::copy_states(const LayerState& state) {
+  for (int32_t k = 0; k < step_.num_copies; ++k) {
+    const kvt_copy& copy = step_.copies[k];
+    if (copy.group != state.group || copy.source == copy.target) continue;
+    std::memcpy(state.data + copy.target * state.stride, state.data + copy.source * state.stride,
+                sizeof(float) * static_cast<size_t>(state.stride));
+  }
 }
 
 // Embeddings, and beside them the rotations of all kinds of rope.
@@ -149,25 +173,25 @@ inline void Runner::narrow() {
   rows_ = &plan_.sampled;
   if (plan_.sampled.num_rows == plan_.all.num_rows) return;
   if (worker_.id == 0) {
-    const int64_t widths[2] = {model_.hidden_size, query_width_};
-    const int32_t buffers[2] = {KVT_RESIDUAL, KVT_QUERY};
-    for (int k = 0; k < 2; ++k) {
-      float* values = model_.buffer(buffers[k]);
-      for (int64_t i = 0; i < num_rows(); ++i) {
-        std::memmove(values + i * widths[k],
-                     values + plan_.sampled_rows[static_cast<size_t>(i)] * widths[k],
-                     sizeof(float) * static_cast<size_t>(widths[k]));
+    const Pending residual{model_.buffer(KVT_RESIDUAL), model_.hidden_size};
+    for (const Pending& part : {residual, pending_[0], pending_[1]}) {
+      for (int64_t i = 0; part.width && i < num_rows(); ++i) {
+        std::memmove(part.values + i * part.width,
+                     part.values + plan_.sampled_rows[static_cast<size_t>(i)] * part.width,
+                     sizeof(float) * static_cast<size_t>(part.width));
       }
     }
   }
   barrier(KVT_PROFILE_MAIN);
 }
 
-inline void Runner::add_norm(const kvt_op& op) {
+inline void Runner::add(const kvt_op& op) {
   const int64_t width = model_.hidden_size;
   for (int64_t row; (row = worker_.take(num_rows())) >= 0;) {
-    add_norm_row(model_.buffer(KVT_BRANCH) + row * width, model_.vector(op.norm), op.eps, width,
-                 model_.buffer(KVT_RESIDUAL) + row * width);
+    const float* branch = model_.buffer(KVT_BRANCH) + row * width;
+    float* target = model_.buffer(KVT_RESIDUAL) + row * width;
+    if (op.norm < 0) add_scaled_row(branch, op.scale, width, target);
+    else add_norm_row(branch, model_.vector(op.norm), op.eps, op.scale, width, target);
   }
   barrier(KVT_PROFILE_MAIN);
 }
@@ -181,9 +205,10 @@ inline void Runner::run() {
       case KVT_OP_EMBED: embed(op); break;
       case KVT_OP_QKV: qkv(op, plan); break;
       case KVT_OP_ATTENTION: attend_rows(op); break;
+      case KVT_OP_RECURRENT: recurrent(op, plan); break;
       case KVT_OP_LINEAR: linear(op, plan); break;
       case KVT_OP_GATED: gated(op, plan); break;
-      case KVT_OP_ADD_NORM: add_norm(op); break;
+      case KVT_OP_ADD: add(op); break;
       case KVT_OP_SAMPLED: narrow(); break;
       case KVT_OP_LOGITS: logits(op, plan); break;
       case KVT_OP_SAMPLE:

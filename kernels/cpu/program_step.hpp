@@ -58,6 +58,11 @@ inline const char* check_table(const kvt_step& step, const GroupLimits& limit, i
                                const kvt_chunk& chunk) {
   const int64_t first = step.tables[index], last = step.tables[index + 1];
   if (first < 0 || last < first || last > step.num_blocks) return "step: borders of block tables";
+  if (limit.num_slots) {
+    const bool exists = last > first && step.blocks[first] >= 0 &&
+                        step.blocks[first] < limit.num_slots;
+    return exists ? nullptr : "step: a slot that does not exist";
+  }
   if (limit.block_size == 0) return nullptr;
   const int64_t end = chunk.start + chunk.num_rows;
   const int64_t oldest = limit.window ? std::max<int64_t>(0, chunk.start - limit.window + 1) : 0;
@@ -88,9 +93,11 @@ inline const char* check_copies(const kvt_step& step, const std::vector<GroupLim
     if (copy.group < 0 || static_cast<size_t>(copy.group) >= limits.size())
       return "step: a copy in a group that does not exist";
     const GroupLimits& limit = limits[static_cast<size_t>(copy.group)];
-    const bool exist = copy.source >= 0 && copy.source < limit.num_blocks && copy.target >= 0 &&
-                       copy.target < limit.num_blocks;
-    if (!exist) return "step: a copy of a block that does not exist";
+    const int64_t count = std::max(limit.num_blocks, limit.num_slots);
+    const bool exist =
+        copy.source >= 0 && copy.source < count && copy.target >= 0 && copy.target < count;
+    if (!exist) return "step: a copy of a block or slot that does not exist";
+    if (limit.num_slots) continue;
     if (copy.num_tokens < 1 || copy.num_tokens > limit.block_size)
       return "step: a copy of too many tokens";
   }

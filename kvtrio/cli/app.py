@@ -11,6 +11,7 @@ from kvtrio.cli.analyze import analyze
 from kvtrio.cli.bench import bench
 from kvtrio.cli.chat import chat
 from kvtrio.cli.fetch import fetch
+from kvtrio.cli.inspect import inspect
 from kvtrio.cli.replay import replay
 from kvtrio.cli.scenario import scenario
 from kvtrio.cli.serve import serve
@@ -33,6 +34,7 @@ app = App(
 app.command(serve)
 app.command(fetch)
 app.command(chat)
+app.command(inspect)
 app.command(bench)
 app.command(analyze)
 app.command(replay)

@@ -1,6 +1,8 @@
 """What the server's state is known by: model, formats, secrets."""
 
 import secrets
+from hashlib import blake2b
+from typing import Self
 
 from attrs import field, frozen
 
@@ -21,11 +23,21 @@ def _secret() -> bytes:
 
 @frozen
 class Secrets:
-    """One run's; they live as long as the process."""
+    """One run's; they live as long as the process, unless a disk tier keeps them."""
 
     keys: bytes = field(factory=_secret, repr=False)
     """For the keys of blocks."""
     sealer: Sealer = field(factory=lambda: Sealer(_secret(), _secret()), repr=False)
+
+    @classmethod
+    def kept(cls, secret: bytes) -> Self:
+        """With keys and tenants that are the same at every start with this secret: what lies on
+        disk is found by them. Those of the log are new each time."""
+        keys, tenants = (
+            blake2b(key=secret, digest_size=SECRET_BYTES, person=kind).digest()
+            for kind in (b"keys", b"tenants")
+        )
+        return cls(keys, Sealer(tenants, _secret()))
 
 
 def server_identity(

@@ -144,7 +144,7 @@ def choose_context(trained: int, asked: int | None) -> int:
     return asked
 
 
-def core_config(config: ServeConfig, info: BackendInfo) -> CoreConfig:
+def core_config(config: ServeConfig, info: BackendInfo, disk_bytes: int = 0) -> CoreConfig:
     """The core's limits over the memory that the backend has."""
     scheduling = config.scheduling
     longest_queue = WAITING_PER_PLACE * scheduling.parallel * info.max_context
@@ -162,6 +162,7 @@ def core_config(config: ServeConfig, info: BackendInfo) -> CoreConfig:
         num_state_slots=info.num_state_slots,
         num_host_state_slots=info.num_host_state_slots,
         is_unified=info.is_unified,
+        disk_bytes=disk_bytes,
     )
     own = (core.num_blocks, core.num_window_blocks)
     assert own == (info.num_blocks, info.num_window_blocks), "core and backend count blocks alike"

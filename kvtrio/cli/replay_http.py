@@ -62,12 +62,13 @@ class ReplayClient:
 
 def client_for(url: str, api_key: str | None) -> ReplayClient:
     """Raises ``ReplayError`` if ``url`` is no http or https address, or the key cannot be sent."""
+    parts = urlsplit("")
     try:
         parts = urlsplit(url if "://" in url else f"http://{url}")
         host, port = parts.hostname or "", parts.port or PORTS.get(parts.scheme, 0)
     except ValueError:
         host, port = "", 0
-    if not host or not port:
+    if not host or not port or parts.scheme not in PORTS:
         raise ReplayError("the URL does not look like http://127.0.0.1:8080")
     if api_key is not None and not (api_key.isascii() and api_key.isprintable()):
         raise ReplayError("--api-key holds signs that cannot be sent")

@@ -145,6 +145,7 @@ async def _serve(started: Started, stop: StopSignals) -> None:
                 stop.way = Stop.LEAVE  # what is not on disk by now is only a miss later
                 with trio.move_on_after(SETTLE_S):
                     await engine.settle()
+                stop.way = Stop.IGNORE
 
 
 def _recorded(prepared: Prepared, info: BackendInfo, run_secrets: Secrets) -> Recorded:

@@ -73,7 +73,7 @@ class Hub:
     _has_input: trio.Event = field(init=False, factory=trio.Event)
     _is_idle: trio.Event = field(init=False, factory=trio.Event)
     _has_news: trio.Event = field(init=False, factory=trio.Event)
-    """Set, and another takes its place, at each delivery."""
+    """Set, and another takes its place, at each delivery, where there is a disk tier."""
     _teller: Teller = field(init=False)
     _has_stopped: bool = field(init=False, default=False)
 
@@ -164,8 +164,9 @@ class Hub:
         return self._core.config
 
     async def settle(self) -> None:
-        """Return when all state in memory is on disk, or cannot be; with nobody asking."""
-        while not (self._has_stopped or self.look(lambda core: core.is_settled)):
+        """Return when all state in memory is on disk, or cannot be; with nobody asking. At once
+        without a disk tier."""
+        while self._mover and not (self._has_stopped or self.look(lambda core: core.is_settled)):
             await self._has_news.wait()
 
     def report(self, reports: Sequence[Written | Fetched]) -> None:
@@ -215,6 +216,7 @@ class Hub:
             live.handle.stop()
         self._is_idle.set()
         self._teller.stop()
+        self._has_news.set()
         if self._core.cost.num_observed:
             self._observer.cost(self.look(cost_of))
 
@@ -291,7 +293,7 @@ class Hub:
             self._teller.tell(self._news.popleft())
         if self._mover is not None:
             self._mover.start(self._observer)
-        self._has_news.set()
-        self._has_news = trio.Event()
+            self._has_news.set()
+            self._has_news = trio.Event()
         if not self._live:
             self._is_idle.set()

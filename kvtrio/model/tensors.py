@@ -36,7 +36,7 @@ def check_tensors(present: Mapping[str, TensorInfo], needed: Mapping[str, Shape]
         tensor = present.get(name)
         if tensor is None:
             raise ModelFileError(f"tensor {safe_name(name)} is missing")
-        if tensor.shape != shape:
+        if _significant(tensor.shape) != _significant(shape):
             raise ModelFileError(
                 f"tensor {safe_name(name)} has shape {_text(tensor.shape)}, not {_text(shape)}"
             )
@@ -46,6 +46,12 @@ def check_tensors(present: Mapping[str, TensorInfo], needed: Mapping[str, Shape]
     unknown = [name for name in present if name not in needed]
     if unknown:
         raise ModelFileError(f"tensor {safe_name(unknown[0])} is not known for this architecture")
+
+
+def _significant(shape: Shape) -> Shape:
+    """Without leading axes of one: programs that rewrite GGUF files drop those."""
+    first = next((i for i, size in enumerate(shape) if size != 1), len(shape) - 1)
+    return shape[first:]
 
 
 def _text(shape: Shape) -> str:

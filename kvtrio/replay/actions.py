@@ -44,7 +44,7 @@ class Operator:
 
     async def _set_scales(self, action: Action) -> None:
         scales = {self.target.adapter_ids.get(use.alias): use.scale for use in action.scales}
-        if None in scales or not self.target.has_adapters:
+        if None in scales or not self.target.all_ids:
             self._leave_out()
             return
         body = [{"id": number, "scale": scale} for number, scale in scales.items()]

@@ -68,16 +68,14 @@ class Ask:
         }
 
     def _lora(self, target: Target) -> Body:
-        """Said also where it is none, since the server may have global scales."""
-        if not target.has_adapters or self.request.is_global:
+        """All are named, at scale 0 too: to llama-server an empty list means the global scales."""
+        if not target.all_ids or self.request.is_global:
             return {}
-        return {
-            "lora": [
-                {"id": target.adapter_ids[use.alias], "scale": use.scale}
-                for use in self.request.adapters
-                if use.alias in target.adapter_ids
-            ]
-        }
+        scales = dict.fromkeys(target.all_ids, 0.0)
+        for use in self.request.adapters:
+            if use.alias in target.adapter_ids:
+                scales[target.adapter_ids[use.alias]] = use.scale
+        return {"lora": [{"id": number, "scale": scale} for number, scale in scales.items()]}
 
     def _ours(self, target: Target) -> Body:
         request = self.request

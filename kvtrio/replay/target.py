@@ -16,6 +16,11 @@ MIN_VOCABULARY = 64
 MAX_TEXT = 8000
 """Characters in one request to /tokenize."""
 OK = 200
+BARRED = {
+    401: "the server asks for a key: --api-key",
+    403: "the server does not accept the key",
+    503: "the server is not ready yet",
+}
 
 
 class ReplayError(Exception):
@@ -74,7 +79,8 @@ class Target:
     """By alias; for llama-server's ``lora``."""
     adapter_names: Mapping[str, str] = field(factory=dict)
     """By alias; for servers that have adapters as models."""
-    has_adapters: bool = False
+    all_ids: tuple[int, ...] = ()
+    """Of the server's adapters, for ``lora``."""
     purposes: tuple[str, ...] = ()
     more: Mapping[str, Any] = field(factory=dict)
 
@@ -98,7 +104,7 @@ async def look(http: Http, wishes: Wishes, adapters: tuple[Adapter, ...]) -> Tar
         vocabulary=await token_vocabulary(http) if is_exact else np.arange(len(common_words())),
         adapter_ids=_adapter_ids(own, ours, wishes) if kind is not ServerKind.OPENAI else {},
         adapter_names=_adapter_names(ours, wishes) if kind is ServerKind.OPENAI else {},
-        has_adapters=bool(own),
+        all_ids=tuple(int(_member(each, "id") or 0) for each in own),
         purposes=tuple(_member(props, "kvtrio", "purposes") or ()),
         more=wishes.more,
     )
@@ -122,6 +128,8 @@ async def token_vocabulary(http: Http) -> Atoms:
 async def _json(http: Http, path: str) -> Any:
     """None if the server has nothing there."""
     reply = await http.get(path)
+    if reply.status in BARRED:
+        raise ReplayError(BARRED[reply.status])
     return reply.json() if reply.status == OK else None
 
 

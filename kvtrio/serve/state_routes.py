@@ -29,6 +29,8 @@ from kvtrio.serve.sessions import NothingThere, Sessions
 from kvtrio.serve.warm import Warmer
 from kvtrio.serve.warm_body import warm_job
 
+MAX_SLOT_DIGITS = 9
+
 
 @frozen(eq=False)
 class StateApi:
@@ -104,7 +106,9 @@ class StateApi:
 
     def _place(self, slot: str) -> int:
         num_places = self.arrivals.services.settings.num_places
-        if not (slot.isascii() and slot.isdigit() and int(slot) < num_places):
+        # Many digits would be an error of their own.
+        is_number = slot.isascii() and slot.isdigit() and len(slot) <= MAX_SLOT_DIGITS
+        if not is_number or int(slot) >= num_places:
             raise ApiError(BAD_SLOT, high=num_places - 1)
         return int(slot)
 

@@ -8,7 +8,7 @@ from attrs import evolve
 from msgspec import Meta
 
 from kvtrio.core.types import Retain
-from kvtrio.serve.errors import CONFLICT, MISSING, TOO_MANY, WRONG_VALUE, ApiError
+from kvtrio.serve.errors import CONFLICT, MISSING, NOT_SUPPORTED, TOO_MANY, WRONG_VALUE, ApiError
 from kvtrio.serve.job import Job
 from kvtrio.serve.keeping import Asker
 from kvtrio.serve.prepare import Preparer
@@ -72,6 +72,8 @@ def warm_job(preparer: Preparer, raw: bytes, asker: Asker) -> Job:
         raise ApiError(CONFLICT, "messages", other="prompt")
     if len(job.prompts) > 1:
         raise ApiError(TOO_MANY, "prompt", limit=1)
+    if job.is_to_be_saved:
+        raise ApiError(NOT_SUPPORTED, "kvtrio.save_session")
     if job.keeping.retain is Retain.AUXILIARY:
         raise ApiError(WRONG_VALUE, "kvtrio.retain", expected="what is not kept is not warm")
     # The server's own limit on waiting is for those who are waited for.

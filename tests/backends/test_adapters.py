@@ -15,7 +15,6 @@ from harness.torch_adapters import Loaded, Mix, loaded, merged_backend, random_a
 from harness.torch_models import (
     ODD,
     PLAIN,
-    SPECS,
     WINDOWED,
     Driver,
     greedy,
@@ -60,12 +59,13 @@ def test_an_adapter_equals_changed_weights(on, name, scale):
 
 
 @pytest.mark.parametrize("isa", isas())
-@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("name", KINDS["cpu"].models)
 def test_every_instruction_set_adds_adapters(name, isa):
     """The same on each set of kernels."""
-    data = random_adapter(SPECS[name], 1)
-    expected = plain_answer(merged_backend(SPECS[name], [(data, -0.7)]), 17)
-    on = loaded(random_cpu(SPECS[name], isa), data)
+    model = KINDS["cpu"].models[name]
+    data = random_adapter(model, 1)
+    expected = plain_answer(merged_backend(model, [(data, -0.7)]), 17)
+    on = loaded(random_cpu(model, isa), data)
     torch.testing.assert_close(answer(on, [(data, -0.7)], 17), expected, **CLOSE)
 
 
@@ -119,7 +119,8 @@ def test_chunking_does_not_change_the_logits(backend, name):
     on = loaded(kind.make(model), *(data for data, _ in mix))
     whole = answer(on, mix)[-1]
     for size in (1, 7):
-        torch.testing.assert_close(answer(on, mix, size)[-1], whole, **kind.alike)
+        out = answer(on, mix, size)[-1]
+        torch.testing.assert_close(out, whole, **kind.alike_in(name))
 
 
 def test_the_order_of_a_set_does_not_matter(kind):
@@ -177,7 +178,8 @@ def test_rows_of_a_mixed_batch_equal_rows_alone(backend, name):
         if cut:
             driver.logprobs(on.chunk(driver, i, (0, prompts[i][:cut]), sets[i]))
     pieces = [on.chunk(driver, i, (cut, prompts[i][cut:]), sets[i]) for i, cut in enumerate(cuts)]
-    torch.testing.assert_close(driver.logprobs(*pieces), torch.stack(alone), **kind.alike)
+    out = driver.logprobs(*pieces)
+    torch.testing.assert_close(out, torch.stack(alone), **kind.alike_in(name))
 
 
 def cold(on: Loaded, mix: Mix, count: int) -> list[int]:

@@ -17,6 +17,7 @@ from model.adapter_builder import (
     tiny_spec,
 )
 
+from harness.cpu_models import load_cpu
 from harness.torch_adapters import Loaded, Mix, loaded
 from harness.torch_models import Driver, RandomFile, load, settings
 from kvtrio.backends.torch_backend import TorchBackend
@@ -90,7 +91,8 @@ def test_smollm2_with_adapters_matches_its_recordings(shared, smollm2, form):
 @pytest.mark.slow
 @pytest.mark.parametrize("scale", [0.5, 1.0])
 @pytest.mark.parametrize("name", ["llama3", "qwen35"])
-def test_tiny_models_with_adapters_match_their_recordings(shared, name, scale):
+@pytest.mark.parametrize("loader", [load, load_cpu])
+def test_tiny_models_with_adapters_match_their_recordings(shared, loader, name, scale):
     """All matrices of each layer have a change here, those of recurrent layers too."""
     models = shared / "tiny" / "models"
     golden = json.loads(
@@ -99,7 +101,7 @@ def test_tiny_models_with_adapters_match_their_recordings(shared, name, scale):
     base = models / f"{name}.gguf"
     (adapter,) = read_adapters(base, models / f"lora-{name}.gguf")
     runs = [run_of(case, [(adapter, scale)]) for case in [*golden["cases"], golden["long"]]]
-    assert worst_difference(loaded(load(base), adapter), runs) < 1e-3
+    assert worst_difference(loaded(loader(base), adapter), runs) < 1e-3
 
 
 PATTERNS = {

@@ -11,10 +11,11 @@ from harness.native import isas
 from harness.torch_adapters import random_adapter
 from harness.torch_models import (
     GREEDY,
-    HYBRIDS,
     PLAIN,
+    RECURRENT,
     SPECS,
     WINDOWED,
+    WITH_EXPERTS,
     Driver,
     greedy,
     random_backend,
@@ -38,10 +39,11 @@ def chunked(driver: Driver, request: int, prompt: list[int], size: int) -> torch
 
 
 @pytest.mark.parametrize("isa", isas())
-@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("name", SPECS | RECURRENT)
 def test_the_forward_pass_equals_the_reference(name, isa):
     """With weights and cache in float32, every model's log-probabilities and tokens agree."""
-    reference, mine = random_backend(SPECS[name]), random_cpu(SPECS[name], isa)
+    model = (SPECS | RECURRENT)[name]
+    reference, mine = random_backend(model), random_cpu(model, isa)
     expected = chunked(Driver(reference), 0, PROMPT, 31)
     out = chunked(Driver(mine, Random(2)), 0, PROMPT, 31)
     torch.testing.assert_close(out, expected, **CLOSE)
@@ -179,11 +181,11 @@ def test_a_table_that_does_not_cover_its_chunk_is_a_bug():
         driver.tokens(evolve(chunk, block_tables=((chunk.block_tables[0][0],),)))
 
 
-@pytest.mark.parametrize("name", HYBRIDS)
+@pytest.mark.parametrize("name", WITH_EXPERTS)
 def test_a_model_without_kernels_is_refused(name):
     """Before anything is allocated, with the backend that computes it."""
     with pytest.raises(BackendError, match="no kernels for this kind of test; --backend torch"):
-        random_cpu(HYBRIDS[name])
+        random_cpu(WITH_EXPERTS[name])
 
 
 def test_an_adapter_without_room_is_refused(monkeypatch: pytest.MonkeyPatch):

@@ -5,10 +5,11 @@ import numpy as np
 import pytest
 from attrs import evolve
 
-from harness.torch_models import ODD, PLAIN, WINDOWED
-from kvtrio.backends.cpu_model import Names, attention, lowered, rope
+from harness.torch_models import DELTA, ODD, PLAIN, WINDOWED
+from kvtrio.backends.cpu_model import attention, lowered, rope
 from kvtrio.backends.cpu_native import aligned, num_cores
 from kvtrio.backends.cpu_program import Kind, program
+from kvtrio.backends.cpu_recurrent import Names, recurrent
 from kvtrio.backends.cpu_weights import is_finite
 from kvtrio.kernels import cpu_abi as abi
 from kvtrio.model.spec import RopeSpec, RopeStyle
@@ -32,7 +33,8 @@ def test_a_plain_program_runs_on_fixed_buffers():
         ("HIDDEN", "RESIDUAL"),
     ]
     assert len(names.matrices) == 2 + 3 * 7
-    assert [names.matrices[f"blk.0.attn_{part}.weight"] for part in "qkv"] == list(ops[1].matrices)
+    own = [names.matrices[f"blk.0.attn_{part}.weight"] for part in "qkv"]
+    assert list(ops[1].matrices) == [*own, abi.NONE]
     assert ops[1].norm == names.vectors["blk.0.attn_norm.weight"]
     assert list(ops[1].biases) == [abi.NONE] * 3
 
@@ -41,10 +43,28 @@ def test_branches_with_a_post_norm_wait_in_their_own_buffer():
     """The addition names the norm; a tied head is the embedding's matrix."""
     names = Names()
     ops = lowered(program(WINDOWED), names)
-    assert (ops[3].output, ops[4].kind) == (abi.Buffer.BRANCH, abi.OpKind.ADD_NORM)
+    assert (ops[3].output, ops[4].kind) == (abi.Buffer.BRANCH, abi.OpKind.ADD)
     assert ops[4].norm == names.vectors["blk.0.post_attention_norm.weight"]
     assert ops[-2].matrices[0] == ops[0].matrices[0]
     assert ops[4 + 1].activation == abi.Activation.GELU_TANH
+
+
+def test_layers_of_two_kinds_have_tables_of_their_own():
+    """A recurrent layer's value lies where attention's would; each kind counts its own layers."""
+    names = Names()
+    ops = lowered(program(DELTA), names)
+    assert (ops[1].kind, ops[1].output) == (abi.OpKind.RECURRENT, abi.Buffer.ATTENDED)
+    assert list(ops[1].matrices) == [names.matrices[f"blk.0.{part}.weight"] for part in (
+        "attn_qkv", "attn_gate", "ssm_beta", "ssm_alpha"
+    )]  # fmt: skip
+    assert (names.attentions, names.recurrents) == ({1: 0}, {0: 0, 2: 1})
+    assert [op.recurrent for op in ops if op.kind == abi.OpKind.RECURRENT] == [0, 1]
+    assert {op.attention for op in ops if op.kind != abi.OpKind.RECURRENT} == {0, abi.NONE}
+    assert attention(DELTA.layers[1].attention, 0, names).is_gated
+    layer = recurrent(DELTA.layers[2], 1, names)
+    assert (layer.kind, layer.state, layer.is_tiled) == (abi.Mixing.DELTA_NET, 1, 1)
+    assert layer.conv == names.vectors["blk.2.ssm_conv1d.weight"]
+    assert (layer.conv_bias, layer.skip) == (abi.NONE, abi.NONE)
 
 
 def test_biases_and_caps_are_passed_on():

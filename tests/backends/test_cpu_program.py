@@ -6,7 +6,16 @@ import numpy as np
 import pytest
 from attrs import evolve
 
-from harness.torch_models import DELTA_EXPERTS, MAMBA, MAMBA_EXPERTS, MODELS, ODD, PLAIN, WINDOWED
+from harness.torch_models import (
+    DELTA,
+    DELTA_EXPERTS,
+    MAMBA,
+    MAMBA_SCALED,
+    MODELS,
+    ODD,
+    PLAIN,
+    WINDOWED,
+)
 from kvtrio.backends.cpu_program import Kind, Op, Program, fused, narrowed, program, recorded
 from kvtrio.model.spec import ModelSpec
 
@@ -24,16 +33,17 @@ def apply(op: Op, inputs: list[np.ndarray]) -> np.ndarray:
     if op.kind is Kind.EMBED:
         return np.arange(NUM_ROWS * SIZE, dtype=float).reshape(NUM_ROWS, SIZE) * op.scale
     x = inputs[0]
+    if op.kind is Kind.SAMPLED:
+        return x[SAMPLED]
     if op.norm:
         x = x / np.sqrt(np.mean(x * x, -1, keepdims=True) + op.eps) * number(op.norm)
     for name in (*op.matrices, *op.head_norms):
         x = np.roll(x, 1, -1) * number(name)
     for name in op.biases:
         x = x + number(name)
-    if op.kind in (Kind.GATED, Kind.ATTENTION, Kind.LOGITS):
+    if op.kind in (Kind.GATED, Kind.ATTENTION, Kind.LOGITS, Kind.RECURRENT):
         x = np.tanh(x + (op.layer or 0) + (op.softcap or 0))
-    if op.kind is Kind.SAMPLED:
-        x = x[SAMPLED]
+    x = x * op.scale
     return x + inputs[1] if len(inputs) > 1 else x
 
 
@@ -93,12 +103,20 @@ def test_flags_of_the_model_are_written_down():
 
 def test_recurrent_layers_and_experts_are_written_down():
     """Norms go into them, and the last that writes a state is where rows may be left out."""
-    assert kinds(DELTA_EXPERTS).startswith("EMBED DELTA_NET LINEAR EXPERTS ADD QKV SAMPLED SAMPLED")
-    assert kinds(MAMBA) == "EMBED MAMBA2 LINEAR MAMBA2 SAMPLED SAMPLED LINEAR LOGITS SAMPLE"
+    assert kinds(DELTA_EXPERTS).startswith("EMBED RECURRENT LINEAR EXPERTS ADD QKV SAMPLED SAMPLED")
+    assert kinds(MAMBA) == "EMBED RECURRENT LINEAR RECURRENT SAMPLED SAMPLED LINEAR LOGITS SAMPLE"
     first = program(DELTA_EXPERTS)[1]
     assert (first.layer, first.norm) == (0, "blk.0.attn_norm.weight")
-    assert program(MAMBA_EXPERTS)[-2].kind is Kind.SCALED
-    assert program(MAMBA_EXPERTS)[-2].scale == 0.5
+    parts = ("attn_qkv", "attn_gate", "ssm_beta", "ssm_alpha")
+    assert program(DELTA)[1].matrices == tuple(f"blk.0.{part}.weight" for part in parts)
+
+
+def test_factors_go_into_additions_and_logits():
+    """A branch that is scaled is added by an operation of its own."""
+    ops = program(MAMBA_SCALED)
+    assert kinds(MAMBA_SCALED).startswith("EMBED RECURRENT LINEAR ADD GATED LINEAR ADD QKV")
+    assert (ops[3].scale, ops[3].norm) == (0.7, "")
+    assert (ops[-2].kind, ops[-2].scale) == (Kind.LOGITS, 0.5)
 
 
 def test_a_product_that_others_read_is_not_joined():

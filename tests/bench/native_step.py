@@ -20,6 +20,7 @@ from kvtrio.backends.cpu_backend import CpuBackend
 from kvtrio.backends.cpu_program import Kind, program
 from kvtrio.backends.cpu_sampling import plan_rows
 from kvtrio.core.batch import Batch, Chunk, SampleRow
+from kvtrio.core.config import Group
 from kvtrio.core.sampling import SamplingParams
 from kvtrio.core.types import BlockId, RequestId
 from kvtrio.kernels.cpu_abi import PROFILE_COLUMNS
@@ -39,12 +40,13 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def chunk(place: int, start: int, count: int, num_groups: int) -> Chunk:
+def chunk(place: int, start: int, count: int, groups: tuple[Group, ...]) -> Chunk:
     num_blocks = (start + count) // BLOCK_SIZE + 1
     table = tuple(BlockId(place * num_blocks + i) for i in range(num_blocks))
     tokens = tuple(np.random.default_rng(place).integers(0, 1000, count).tolist())
     sample = SampleRow(SamplingParams(temperature=0.0), 0.0, ())
-    return Chunk(RequestId(place), start, tokens, (table,) * num_groups, sample)
+    tables = tuple((BlockId(place),) if group.bytes_per_state else table for group in groups)
+    return Chunk(RequestId(place), start, tokens, tables, sample)
 
 
 def names(spec: ModelSpec) -> list[str]:
@@ -53,7 +55,7 @@ def names(spec: ModelSpec) -> list[str]:
     found = []
     for i, kind in enumerate(kinds):
         if kind is Kind.LINEAR:
-            found.append("output" if kinds[i - 1] is Kind.ATTENTION else "down")
+            found.append("down" if kinds[i - 1] is Kind.GATED else "output")
         elif kind is not Kind.SAMPLED or kinds[i - 1] is not Kind.SAMPLED:
             found.append(kind.name.lower())
     return found
@@ -84,14 +86,15 @@ def main() -> None:
     settings = BackendSettings(
         num_threads=args.threads,
         num_blocks=blocks,
+        num_state_slots=args.rows,
         max_rows=max(args.rows, args.prompt),
         max_context=args.context + args.prompt + BLOCK_SIZE,
     )
     backend = CpuBackend.load(file, spec, settings)
-    num_groups = len(backend.info.groups)
+    groups = backend.info.groups
     count = args.prompt or 1
     num_chunks = 1 if args.prompt else args.rows
-    chunks = tuple(chunk(i, args.context, count, num_groups) for i in range(num_chunks))
+    chunks = tuple(chunk(i, args.context, count, groups) for i in range(num_chunks))
     ops = names(spec)
     fastest, table = measure(backend, Batch(0, chunks), len(ops))
     print(f"fastest step {fastest * 1e3:.3f} ms; sum of the smallest {table.sum() / 1e6:.3f} ms")

@@ -6,7 +6,14 @@ from typing import Any
 from attrs import frozen
 
 from harness.cpu_models import cpu_settings, random_cpu, require_kernels
-from harness.torch_models import MODELS, SPECS, RandomFile, random_backend, settings
+from harness.torch_models import (
+    MODELS,
+    RECURRENT,
+    SPECS,
+    RandomFile,
+    random_backend,
+    settings,
+)
 from kvtrio.backends.cpu_backend import CpuBackend
 from kvtrio.backends.torch_backend import TorchBackend
 from kvtrio.model.spec import ModelSpec
@@ -26,10 +33,14 @@ class Kind:
     models: Mapping[str, ModelSpec]
     """Those that it computes."""
     alike: Mapping[str, float]
-    """How close a row is to itself in other chunks and other company."""
+    """How close a row is to itself in other chunks and other company, without recurrent layers."""
     memory: str
     """The function that it asks how much there is, by name; ``free`` makes another of it."""
     free: Callable[[int], Callable[..., int]]
+
+    def alike_in(self, name: str) -> Mapping[str, float]:
+        """The same in any of its models: the chunks of recurrent layers decide bits."""
+        return CLOSE if self.models[name].has_states else self.alike
 
 
 def _load_torch(file: RandomFile, model: ModelSpec) -> TorchBackend:
@@ -54,7 +65,7 @@ CPU = Kind(
     name="cpu",
     make=random_cpu,
     load=_load_cpu,
-    models=SPECS,
+    models=SPECS | RECURRENT,
     alike=SAME,
     memory="kvtrio.backends.cpu_backend.ram_available",
     free=lambda size: lambda: size,

@@ -1,6 +1,6 @@
 """A scenario played over HTTP to a server in virtual time that records it."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import trio
@@ -18,7 +18,7 @@ from kvtrio.replay.actions import Operator
 from kvtrio.replay.pacing import PlaySettings, schedule
 from kvtrio.replay.player import Player
 from kvtrio.replay.recorder import Recorder
-from kvtrio.replay.results import Pacing, Result, Verdict
+from kvtrio.replay.results import Api, Pacing, Result, Verdict
 from kvtrio.replay.scenario import SCHEMA, Header, Line, Origin
 from kvtrio.replay.scenario_file import Scenario, checked, collect
 from kvtrio.replay.target import Wishes, look
@@ -81,9 +81,15 @@ class Play:
 
 
 async def play(
-    scenario: Scenario, sim: SimSettings, settings: PlaySettings = SERIAL, adapters: int = 0
+    scenario: Scenario,
+    sim: SimSettings,
+    settings: PlaySettings = SERIAL,
+    *,
+    adapters: int = 0,
+    api: Api | None = None,
+    also: Callable[[Result], None] = lambda _: None,
 ) -> Play:
-    """Play ``scenario`` to a server with ``sim``; needs a mock clock."""
+    """Play ``scenario`` to a server with ``sim``; needs a mock clock. ``also`` gets results."""
     lines: list[Line] = []
     recorder = Recorder(lines.append, trio.current_time(), KEY)
     results: list[Result] = []
@@ -92,12 +98,13 @@ async def play(
     def tell(result: Result, answer: list[int]) -> None:
         results.append(result)
         judge.take(result, answer)
+        also(result)
 
     async with serving(sim=evolve(sim, tap=recorder), purposes=PURPOSES) as server:
         for number in range(adapters):
             await server.add_adapter(f"adapter-{number}")
         http = client(server)
-        target = await look(http, Wishes(), scenario.adapters)
+        target = await look(http, Wishes(api=api), scenario.adapters)
         plan = schedule(scenario, settings)
         operator = Operator(http, target, judge.doubt)
         await Player(scenario, plan, settings, target, http, operator, tell).play()

@@ -6,6 +6,7 @@ import numpy as np
 from attrs import evolve, frozen
 
 from harness.torch_models import Driver, RandomFile, random_file, settings
+from kvtrio.backends.cpu_backend import CpuBackend
 from kvtrio.backends.torch_backend import TorchBackend
 from kvtrio.core.batch import Chunk
 from kvtrio.core.identity import AdapterUse, effective
@@ -57,7 +58,7 @@ def merged_backend(model: ModelSpec, mix: Mix) -> TorchBackend:
 class Loaded:
     """A backend with adapters; ``uses`` makes what a chunk carries."""
 
-    backend: TorchBackend
+    backend: TorchBackend | CpuBackend
     handles: dict[bytes, int]
 
     def uses(self, mix: Mix) -> tuple[AdapterUse, ...]:
@@ -70,5 +71,5 @@ class Loaded:
         return evolve(driver.chunk(request, *piece), adapters=self.uses(mix))
 
 
-def loaded(backend: TorchBackend, *adapters: AdapterData) -> Loaded:
+def loaded(backend: TorchBackend | CpuBackend, *adapters: AdapterData) -> Loaded:
     return Loaded(backend, {data.digest: backend.load_adapter(data) for data in adapters})

@@ -163,7 +163,7 @@ DELTA = spec(
     recurrent_layer(2, delta_net(tiled_heads=True, fused_gates=False)),
 )
 """As Qwen3.5."""
-DELTA_EXPERTS = evolve(
+DELTA_FUSED = evolve(
     DELTA,
     layers=tuple(
         evolve(
@@ -171,12 +171,18 @@ DELTA_EXPERTS = evolve(
             mixer=each.mixer
             if isinstance(each.mixer, AttentionSpec)
             else delta_net(tiled_heads=False, fused_gates=True),
-            feed_forward=EXPERTS,
             ffn_norm="post_attention_norm",
         )
         for each in DELTA.layers
     ),
 )
+
+
+def with_experts(model: ModelSpec, experts: ExpertsSpec) -> ModelSpec:
+    return evolve(model, layers=tuple(evolve(each, feed_forward=experts) for each in model.layers))
+
+
+DELTA_EXPERTS = with_experts(DELTA_FUSED, EXPERTS)
 """As Qwen3-Next."""
 CONV = evolve(
     spec(recurrent_layer(0, SHORT_CONV), recurrent_layer(1, SHORT_CONV), layer(2, qk_norm=True)),
@@ -185,23 +191,27 @@ CONV = evolve(
 """As LFM2."""
 MAMBA = spec(*(recurrent_layer(i, MAMBA2, feed_forward=None) for i in range(3)), tied=False)
 """No attention at all."""
-MAMBA_EXPERTS = evolve(
+MAMBA_SCALED = evolve(
     spec(
-        recurrent_layer(0, MAMBA2, feed_forward=UNGATED),
-        layer(1, style=RopeStyle.NONE, feed_forward=UNGATED),
-        recurrent_layer(2, MAMBA2, feed_forward=UNGATED),
+        recurrent_layer(0, MAMBA2),
+        layer(1, style=RopeStyle.NONE),
+        recurrent_layer(2, MAMBA2),
     ),
     residual_scale=0.7,
     logit_scale=0.5,
 )
+"""As Granite 4 hybrid without experts."""
+MAMBA_EXPERTS = with_experts(MAMBA_SCALED, UNGATED)
 """As Granite 4 hybrid."""
-HYBRIDS = {
+RECURRENT = {
     "delta": DELTA,
-    "delta-experts": DELTA_EXPERTS,
+    "delta-fused": DELTA_FUSED,
     "conv": CONV,
     "mamba": MAMBA,
-    "mamba-experts": MAMBA_EXPERTS,
+    "mamba-scaled": MAMBA_SCALED,
 }
+WITH_EXPERTS = {"delta-experts": DELTA_EXPERTS, "mamba-experts": MAMBA_EXPERTS}
+HYBRIDS = RECURRENT | WITH_EXPERTS
 SPECS = {"plain": PLAIN, "windowed": WINDOWED, "odd": ODD}
 """What every backend computes."""
 MODELS = SPECS | HYBRIDS

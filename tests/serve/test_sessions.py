@@ -187,6 +187,7 @@ NAMES = ("", "a/b", "..", "a\\b", ".blocks", " a", "a.", "x" * 256, "a\0b", "a:b
 REFUSED = (
     ("/slots/x?action=save", {"filename": "a"}, 400, "bad_slot"),
     ("/slots/2?action=save", {"filename": "a"}, 400, "bad_slot"),
+    (f"/slots/{'9' * 5000}?action=save", {"filename": "a"}, 400, "bad_slot"),
     ("/slots/-1?action=save", {"filename": "a"}, 400, "bad_slot"),
     ("/slots/0", {"filename": "a"}, 400, "bad_action"),
     ("/slots/0?action=load", {"filename": "a"}, 400, "bad_action"),

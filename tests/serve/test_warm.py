@@ -199,6 +199,11 @@ async def test_a_client_that_leaves_ends_it(autojump_clock: Any) -> None:
         ({"prompt": "x", "tools": [{}]}, "not_supported", "tools"),
         ({"prompt": "x", "kvtrio": {"retain": "auxiliary"}}, "wrong_value", "kvtrio.retain"),
         ({"prompt": "x", "kvtrio": {"purpose": "title"}}, "wrong_value", "kvtrio.retain"),
+        (
+            {"prompt": "x", "kvtrio": {"session": "a", "save_session": True}},
+            "not_supported",
+            "kvtrio.save_session",
+        ),
     ],
 )
 async def test_what_cannot_be_warmed_is_refused_at_once(

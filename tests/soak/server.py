@@ -25,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from harness.process import ServerProcess, running_server
 from kvtrio.core.stored import StoreFault
+from kvtrio.model.fetch import default_cache_dir, fetch
 from kvtrio.store.disk import DiskStore
 from kvtrio.store.sessions import SessionStore
 
@@ -160,6 +161,12 @@ class Soak:
         sessions.close()
 
 
+def default_model() -> Path:
+    """A tiny hybrid one where the golden data is, else the smallest that can be fetched."""
+    tiny = SHARED / "tiny" / "models" / "qwen35.gguf"
+    return tiny if tiny.is_file() else fetch("smollm2", default_cache_dir(), progress=True)
+
+
 def main(num_kills: int, model: Path) -> None:
     with tempfile.TemporaryDirectory() as folder:
         soak = Soak(Path(folder), model)
@@ -172,7 +179,4 @@ def main(num_kills: int, model: Path) -> None:
 
 if __name__ == "__main__":
     given = sys.argv[1:]
-    main(
-        int(given[0]) if given else 200,
-        Path(given[1]) if len(given) > 1 else SHARED / "tiny" / "models" / "qwen35.gguf",
-    )
+    main(int(given[0]) if given else 200, Path(given[1]) if len(given) > 1 else default_model())

@@ -186,6 +186,15 @@ def test_missing_and_damaged_state_is_found_before_anything_is_read(
             assert restored(store, "a") == LONG
 
 
+def test_nothing_is_handed_out_before_all_is_verified(store: SessionStore, files: MemoryFiles):
+    """Damage in the last piece keeps the first from being read."""
+    save(store, "a", LONG)
+    folder = files.subfolder(PIECES)
+    folder.put(min(folder.names()), b"x" * 4096)
+    with pytest.raises(StoreError), store.restoring("a", IDENTITY, lambda digest: True, None):
+        pytest.fail("it was handed out")
+
+
 def test_a_damaged_session_can_be_replaced_and_erased(store: SessionStore, files: MemoryFiles):
     """What is left of a session is in nobody's way."""
     save(store, "a", SHORT)

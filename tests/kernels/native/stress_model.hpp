@@ -7,11 +7,11 @@
 
 #include "kvt_step.h"
 #include "matrix.hpp"
-#include "stress_team.hpp"
+#include "stress_sizes.hpp"
 
 namespace stress {
 
-constexpr int32_t kHidden = 64, kHeads = 4, kKvHeads = 2, kHeadDim = 16, kFeedForward = 96;
+constexpr int32_t kHeads = 4, kKvHeads = 2, kHeadDim = 16, kFeedForward = 96;
 constexpr int32_t kVocab = 77, kBlockSize = 16, kNumBlocks = 40, kMaxRows = 96, kContext = 128;
 constexpr int32_t kNumLayers = 3, kNumGroups = 2;
 
@@ -23,6 +23,11 @@ struct Tables {
   std::vector<kvt_rope> ropes;
   std::vector<kvt_attention> attentions;
   std::vector<kvt_op> program;
+  std::vector<kvt_state> states;
+  std::vector<kvt_recurrent> recurrents;
+
+  // Recurrent layers have a group of their own, the last.
+  int32_t num_groups() const { return kNumGroups + (recurrents.empty() ? 0 : 1); }
 
   kvt_model_desc describe() const {
     kvt_model_desc desc{};
@@ -38,7 +43,11 @@ struct Tables {
     desc.num_ropes = static_cast<int32_t>(ropes.size());
     desc.num_attentions = static_cast<int32_t>(attentions.size());
     desc.num_ops = static_cast<int32_t>(program.size());
-    desc.num_groups = kNumGroups;
+    desc.states = states.data();
+    desc.recurrents = recurrents.data();
+    desc.num_states = static_cast<int32_t>(states.size());
+    desc.num_recurrents = static_cast<int32_t>(recurrents.size());
+    desc.num_groups = num_groups();
     desc.hidden_size = kHidden;
     desc.vocab_size = kVocab;
     desc.max_sampled = 16;
@@ -51,7 +60,9 @@ struct Tables {
 // Owns everything that a model's description points to.
 class Model {
  public:
-  Model(kvt_team* team, uint32_t seed) : random_(seed), team_(team) {
+  // `is_hybrid`: with recurrent layers before those with attention, whose outputs have gates.
+  Model(kvt_team* team, uint32_t seed, bool is_hybrid = false)
+      : random_(seed), team_(team), is_hybrid_(is_hybrid) {
     build();
     const kvt_model_desc desc = tables_.describe();
     require(kvt_model_new(team, &desc, &model_) == KVT_OK, kvt_error_text());
@@ -90,10 +101,11 @@ class Model {
     return static_cast<int32_t>(tables_.vectors.size()) - 1;
   }
 
-  // Types in turn. Quantised blocks are random bytes behind scales that are small numbers.
+  // Types in turn, F32 where rows are no multiple of 32. Quantised blocks are random bytes behind
+  // scales that are small numbers.
   int32_t matrix(int64_t rows, int64_t cols) {
     constexpr int32_t kTypes[] = {kvt::kQ8_0, kvt::kF32, kvt::kQ4_0, kvt::kQ4_1};
-    const int32_t type = kTypes[tables_.matrices.size() % 4];
+    const int32_t type = cols % 32 ? kvt::kF32 : kTypes[tables_.matrices.size() % 4];
     const int64_t row_bytes = kvt::source_row_bytes(type, cols);
     std::vector<uint8_t> source(static_cast<size_t>(rows * row_bytes));
     if (type == kvt::kF32) {
@@ -134,16 +146,18 @@ class Model {
     attention.scale = 0.25f;
     attention.softcap = layer == 2 ? 20.0f : 0.0f;
     attention.sinks = layer == 0 ? vector(kHeads, 0.0f, 1.0f) : -1;
+    attention.is_gated = is_hybrid_;
     tables_.attentions.push_back(attention);
   }
 
   kvt_op op(int32_t kind) {
     kvt_op op{};
     op.kind = kind;
-    op.input = op.output = op.norm = op.attention = -1;
+    op.input = op.output = op.norm = op.attention = op.recurrent = -1;
     op.eps = 1e-5f;
     op.scale = 1.0f;
-    for (int i = 0; i < 3; ++i) op.matrices[i] = op.biases[i] = -1;
+    for (int32_t& matrix : op.matrices) matrix = -1;
+    for (int32_t& bias : op.biases) bias = -1;
     op.head_norms[0] = op.head_norms[1] = -1;
     return op;
   }
@@ -156,19 +170,50 @@ class Model {
     product.biases[0] = has_post_norm ? vector(kHidden, 0.0f, 0.1f) : -1;
     tables_.program.push_back(product);
     if (!has_post_norm) return;
-    kvt_op norm = op(KVT_OP_ADD_NORM);
-    norm.norm = vector(kHidden, 1.0f, 0.1f);
+    kvt_op norm = op(KVT_OP_ADD);
+    norm.norm = is_hybrid_ ? -1 : vector(kHidden, 1.0f, 0.1f);
+    norm.scale = is_hybrid_ ? 0.5f : 1.0f;
     tables_.program.push_back(norm);
   }
 
+  // A layer of each kind in turn: delta net, state space, short convolution.
+  void recurrent_layer(int32_t index) {
+    const RecurrentSizes& sizes = kRecurrents[index % 3];
+    kvt_recurrent made = bare_recurrent(sizes);
+    const int32_t inner = sizes.heads ? sizes.heads * sizes.value_dim : sizes.channels;
+    made.state = index;
+    made.conv = vector(int64_t{made.width} * sizes.channels, 0.0f, 0.4f);
+    if (sizes.heads) {
+      made.dt_bias = vector(sizes.heads, 0.0f, 0.5f);
+      made.decay = vector(sizes.heads, -1.0f, 0.1f);
+      made.norm = vector(sizes.kind == KVT_DELTA_NET ? sizes.value_dim : inner, 1.0f, 0.1f);
+    }
+    kvt_state state{};
+    state.stride = kvt_state_values(&made);
+    state.num_slots = kSlots;
+    state.group = kNumGroups;
+    state.data = reinterpret_cast<float*>(memory(4 * state.stride * kSlots));
+    tables_.states.push_back(state);
+    tables_.recurrents.push_back(made);
+    kvt_op mixing = op(KVT_OP_RECURRENT);
+    mixing.norm = vector(kHidden, 1.0f, 0.1f);
+    mixing.recurrent = index;
+    const std::vector<int32_t> parts = part_sizes(sizes);
+    for (size_t i = 0; i < parts.size(); ++i) mixing.matrices[i] = matrix(parts[i], kHidden);
+    tables_.program.push_back(mixing);
+    linear(KVT_ATTENDED, inner, false);
+  }
+
   void layer(int32_t index) {
+    if (is_hybrid_) recurrent_layer(index);
     const bool is_odd = index % 2 != 0;
     cache(index);
     kvt_op qkv = op(KVT_OP_QKV);
     qkv.norm = vector(kHidden, 1.0f, 0.1f);
     qkv.attention = index;
     for (int i = 0; i < 3; ++i) {
-      const int32_t rows = (i == 0 ? kHeads : kKvHeads) * kHeadDim;
+      const int32_t num_heads = i > 0 ? kKvHeads : is_hybrid_ ? 2 * kHeads : kHeads;
+      const int32_t rows = num_heads * kHeadDim;
       qkv.matrices[i] = matrix(rows, kHidden);
       if (is_odd) qkv.biases[i] = vector(rows, 0.0f, 0.1f);
       if (is_odd && i < 2) qkv.head_norms[i] = vector(kHeadDim, 1.0f, 0.1f);
@@ -198,7 +243,8 @@ class Model {
     kvt_op logits = op(KVT_OP_LOGITS);
     logits.norm = vector(kHidden, 1.0f, 0.1f);
     logits.matrices[0] = embed.matrices[0];
-    logits.softcap = 30.0f;
+    logits.softcap = is_hybrid_ ? 0.0f : 30.0f;
+    logits.scale = is_hybrid_ ? 0.5f : 1.0f;
     tables_.program.push_back(logits);
     tables_.program.push_back(op(KVT_OP_SAMPLE));
   }
@@ -224,6 +270,7 @@ class Model {
 
   std::mt19937 random_;
   kvt_team* team_;
+  const bool is_hybrid_;
   std::vector<std::pair<uint8_t*, int64_t>> memory_;
   std::list<std::vector<float>> floats_;
   Tables tables_;

@@ -35,12 +35,16 @@ inline void add_chunk(Batch& batch, Request& request, int32_t count, bool is_sam
   batch.requests.push_back(&request);
 }
 
-inline void add_tables(Batch& batch) {
+inline void add_tables(Batch& batch, bool has_slots = false) {
   for (int32_t group = 0; group < kNumGroups; ++group) {
     for (const Request* request : batch.requests) {
       batch.tables.push_back(static_cast<int64_t>(batch.blocks.size()));
       batch.blocks.insert(batch.blocks.end(), request->blocks.begin(), request->blocks.end());
     }
+  }
+  for (size_t i = 0; has_slots && i < batch.requests.size(); ++i) {
+    batch.tables.push_back(static_cast<int64_t>(batch.blocks.size()));
+    batch.blocks.push_back(batch.requests[i]->blocks[0]);  // each request's own, below 8
   }
   batch.tables.push_back(static_cast<int64_t>(batch.blocks.size()));
 }
@@ -77,9 +81,15 @@ inline kvt_step describe(const Batch& batch) {
 }
 
 inline void run(const Model& model, Batch& batch) {
-  add_tables(batch);
+  const bool is_hybrid = !model.tables().recurrents.empty();
+  add_tables(batch, is_hybrid);
   add_uses(batch, model);
   kvt_step step = describe(batch);
+  // Checkpoints of the first request.
+  const int32_t slot = batch.requests[0]->blocks[0];
+  const kvt_copy copies[2] = {{kNumGroups, slot, slot + 8, 0}, {kNumGroups, slot + 8, slot, 0}};
+  step.copies = copies;
+  step.num_copies = is_hybrid ? 2 : 0;
   constexpr int32_t kMost = 16, kTop = 5;
   std::vector<int32_t> best(kMost), finite(kMost), top_ids(kMost * kTop);
   std::vector<float> best_logits(kMost), top_logits(kMost * kTop);
@@ -121,12 +131,13 @@ inline std::vector<Request> make_requests() {
 }
 
 // All tokens of all requests in random chunks; requests that `one_by_one` go alone, whole.
-inline std::vector<Request> compute(int num_threads, uint32_t seed, bool one_by_one) {
+inline std::vector<Request> compute(int num_threads, uint32_t seed, bool one_by_one,
+                                    bool is_hybrid = false) {
   kvt_team* team = nullptr;
   require(kvt_team_new(num_threads, &team) == KVT_OK, "a team");
   std::vector<Request> requests = make_requests();
   {
-    const Model model(team, 3);
+    const Model model(team, 3, is_hybrid);
     std::mt19937 random(seed);
     for (bool is_left = true; is_left;) {
       Batch batch;

@@ -1,0 +1,266 @@
+"""What ``kvtrio inspect`` finds: rows of words and numbers, from files' heads alone."""
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import ExitStack
+from math import prod
+from pathlib import Path
+
+from attrs import frozen
+
+from kvtrio.backends.base import BackendError
+from kvtrio.backends.cpu_model import require_kernels
+from kvtrio.backends.groups import core_groups, layer_groups
+from kvtrio.cli import exits
+from kvtrio.cli.prepare import choose_context
+from kvtrio.config import ConfigError
+from kvtrio.core.config import Group
+from kvtrio.core.stored import StoreError
+from kvtrio.core.types import StateClass
+from kvtrio.model.adapter_config import read_peft_config
+from kvtrio.model.adapter_peft import CONFIG, MAX_CONFIG_BYTES
+from kvtrio.model.adapters import load_adapter
+from kvtrio.model.architectures import read_spec
+from kvtrio.model.errors import ModelFileError
+from kvtrio.model.gguf_file import open_gguf
+from kvtrio.model.model_file import ModelFile
+from kvtrio.model.opening import open_model
+from kvtrio.model.paths import open_path
+from kvtrio.model.spec import AttentionSpec, ExpertsSpec, ModelSpec
+from kvtrio.model.template import check_usable, load_template
+from kvtrio.model.tokenizer import load_tokenizer
+from kvtrio.store.manifest import read_manifest
+
+MIB = 1 << 20
+BLOCK = 16
+CACHE_VALUE_BYTES = 2
+"""f16, the default of ``--cache-type-k`` and ``-v``."""
+SLOTS_PER_PLACE = 2
+SESSION_START = b"kvtrio session "
+Rows = dict[str, object]
+"""By name, in the order in which they are shown."""
+
+
+@frozen
+class Wishes:
+    """What the command line said."""
+
+    path: Path
+    model: Path | None
+    num_places: int
+    context: int | None
+
+
+def run_inspect(wishes: Wishes, *, as_json: bool) -> int:
+    """Return the exit code."""
+    try:
+        rows = _rows(wishes)
+    except (ModelFileError, ConfigError) as error:
+        exits.complain(error)
+        return exits.USAGE
+    except StoreError as error:
+        exits.complain(f"{wishes.path}: no usable session ({error})")
+        return exits.USAGE
+    except OSError as error:
+        exits.complain(f"{wishes.path}: {error.strerror}")
+        return exits.USAGE
+    print(json.dumps(rows, indent=1) if as_json else shown(rows))
+    return exits.OK
+
+
+def shown(rows: Rows) -> str:
+    """One line per row, names padded to one width."""
+    width = max(map(len, rows))
+    return "\n".join(f"{name.ljust(width)}  {_text(value)}" for name, value in rows.items())
+
+
+def _text(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:,.1f}"
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_text(number)}" for name, number in value.items())
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _rows(wishes: Wishes) -> Rows:
+    path = wishes.path
+    if path.is_file() and _begins_with(path, SESSION_START):
+        return session_rows(path)
+    if (path / CONFIG).is_file() or (path.is_file() and _is_adapter(path)):
+        return adapter_rows(path, wishes.model)
+    with open_model(path) as file:
+        return model_rows(file, wishes)
+
+
+def _begins_with(path: Path, start: bytes) -> bool:
+    with path.open("rb") as file:
+        return file.read(len(start)) == start
+
+
+def _is_adapter(path: Path) -> bool:
+    with open_gguf(path) as file:
+        return file.metadata.get("general.type") == "adapter"
+
+
+# --- models ---
+
+
+def model_rows(file: ModelFile, wishes: Wishes) -> Rows:
+    """Raises ModelFileError for a model that would not be served."""
+    spec = read_spec(file)
+    context = choose_context(spec.context_length, wishes.context)
+    return {
+        "model": spec.name or file.path.name,
+        "architecture": spec.architecture,
+        **_sizes(spec),
+        "parameters": sum(prod(tensor.shape) for tensor in file.tensors.values()),
+        "weights, MiB by type": _types(file),
+        **_state(spec),
+        **_memory(file, spec, wishes.num_places, context),
+        **_template(file),
+        "kernels": _kernels(spec),
+    }
+
+
+def _sizes(spec: ModelSpec) -> Rows:
+    mixers = Counter(type(layer.mixer).__name__.removesuffix("Spec") for layer in spec.layers)
+    experts = [layer.feed_forward for layer in spec.layers]
+    known = [each for each in experts if isinstance(each, ExpertsSpec)]
+    attention = [layer.mixer for layer in spec.layers if isinstance(layer.mixer, AttentionSpec)]
+    rows: Rows = {"layers": len(spec.layers), "of them": dict(mixers)}
+    if attention:
+        one = attention[0]
+        heads = f"{one.num_heads} heads on {one.num_kv_heads} of keys, {one.head_dim} values each"
+        rows["attention"] = heads
+    if known:
+        rows["experts"] = f"{known[0].num_used} of {known[0].num_experts} in {len(known)} layers"
+    rows |= {
+        "hidden size": spec.hidden_size,
+        "vocabulary": spec.vocab_size,
+        "trained for tokens": spec.context_length,
+    }
+    return rows
+
+
+def _types(file: ModelFile) -> Mapping[str, float]:
+    sizes: Counter[str] = Counter()
+    for tensor in file.tensors.values():
+        sizes[tensor.ggml_type.name] += tensor.num_bytes
+    return {name: round(size / MIB, 1) for name, size in sizes.most_common()}
+
+
+def _groups(spec: ModelSpec) -> tuple[Group, ...]:
+    return core_groups(layer_groups(spec), CACHE_VALUE_BYTES, spec.context_length)
+
+
+WORDS = {
+    StateClass.TOKEN: "a token",
+    StateClass.WINDOW: "a token in a window",
+    StateClass.POINT: "a checkpoint",
+}
+
+
+def _state(spec: ModelSpec) -> Rows:
+    """Bytes that are kept, by how far they reach."""
+    sizes: Counter[str] = Counter()
+    windows = sorted({group.window for group in _groups(spec) if group.window})
+    for group in _groups(spec):
+        sizes[WORDS[group.state_class]] += group.bytes_per_token or group.bytes_per_state
+    rows: Rows = {"state, bytes for": dict(sizes)}
+    if windows:
+        rows["windows, tokens"] = windows
+    resumes = "at checkpoints" if spec.has_states else "at any token"
+    return rows | {"conversations resume": resumes}
+
+
+def _memory(file: ModelFile, spec: ModelSpec, num_places: int, context: int) -> Rows:
+    """What ``kvtrio serve`` sets aside, without ``--cache-ram``."""
+    groups = _groups(spec)
+    num_tokens = num_places * (-(-context // BLOCK) + 1) * BLOCK
+    pools = sum(group.bytes_per_token for group in groups) * num_tokens
+    slots = sum(group.bytes_per_state for group in groups) * SLOTS_PER_PLACE * num_places
+    weights = sum(tensor.num_bytes for tensor in file.tensors.values())
+    return {
+        f"memory, MiB for {num_places} places of {context:,} tokens": {
+            "weights": round(weights / MIB, 1),
+            "state": round((pools + slots) / MIB, 1),
+            "sum": round((weights + pools + slots) / MIB, 1),
+        }
+    }
+
+
+def _template(file: ModelFile) -> Rows:
+    tokenizer = load_tokenizer(file.metadata, cutting=file.pre_tokenizer)
+    template = load_template(file.metadata, None, tokenizer.bos_text, tokenizer.eos_text)
+    check_usable(template)
+    able = [
+        name.removeprefix("supports_").replace("_", " ")
+        for name, is_there in template.caps().items()
+        if is_there
+    ]
+    return {"chat template": template.name, "it takes": able}
+
+
+def _kernels(spec: ModelSpec) -> str:
+    try:
+        require_kernels(spec)
+    except BackendError as error:
+        return f"none for it on the CPU, torch computes ({error})"
+    return "compiled ones, where this machine has them"
+
+
+# --- adapters, sessions ---
+
+
+def adapter_rows(path: Path, model: Path | None) -> Rows:
+    """Of one with its model all that it changes; alone what its head says."""
+    if model is None:
+        return _head_of_adapter(path) | {"fits": "--model tells"}
+    with ExitStack() as stack:
+        spec = read_spec(stack.enter_context(open_model(model)))
+        data = load_adapter(path, spec)
+    ranks = sorted({target.a.shape[0] for target in data.targets.values()})
+    kinds = Counter(name.split(".")[-2] for name in data.targets)
+    return {
+        "adapter": data.kind.value,
+        "digest": data.digest.hex(),
+        "fits": True,
+        "ranks": ranks,
+        "matrices": dict(kinds),
+        "MiB": round(data.num_bytes / MIB, 1),
+        "invoked by tokens": len(data.invocation_tokens),
+    }
+
+
+def _head_of_adapter(path: Path) -> Rows:
+    if path.is_dir():
+        with open_path(path) as folder, folder.child(CONFIG) as child:
+            config = read_peft_config(bytes(child.read(MAX_CONFIG_BYTES)))
+        return {"adapter": "peft", "rank": config.rank, "alpha": config.alpha}
+    with open_gguf(path) as file:
+        return {
+            "adapter": "gguf",
+            "architecture": str(file.metadata.get("general.architecture", "")),
+            "matrices": len(file.tensors) // 2,
+            "MiB": round(file.tensor_bytes / MIB, 1),
+        }
+
+
+def session_rows(path: Path) -> Rows:
+    """Raises StoreError."""
+    with path.open("rb") as file:
+        manifest = read_manifest(file.read)
+    info = manifest.info(path.name)
+    return {
+        "session": path.name,
+        "tokens": info.num_tokens,
+        "checkpoints": info.num_states,
+        "MiB": round(info.num_bytes / MIB, 1),
+        "complete": manifest.is_complete,
+        "model": manifest.identity.model.hex(),
+    }

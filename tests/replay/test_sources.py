@@ -1,0 +1,197 @@
+"""Scenarios from traces, from logs, and made up."""
+
+import json
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pytest
+from attrs import evolve
+
+from harness.source_tree import ROOT
+from kvtrio.core.types import Retain
+from kvtrio.replay.import_log import import_log
+from kvtrio.replay.imports import import_azure, import_mooncake
+from kvtrio.replay.make_settings import MakeSettings
+from kvtrio.replay.maker import make
+from kvtrio.replay.scenario import Block, Fresh, Line, Part, Ref
+from kvtrio.replay.scenario_file import Scenario, ScenarioError, checked, collect
+
+FOLDER = ROOT / "scenarios"
+MOONCAKE = (
+    '{"timestamp": 27482, "input_length": 1100, "output_length": 52, "hash_ids": [46, 47, 9]}'
+)
+
+
+def scenario(lines: list[Line]) -> Scenario:
+    return collect(checked(lines))
+
+
+def test_a_mooncake_trace(tmp_path: Path) -> None:
+    """Times in ms, one block for each 512 tokens, the last one as long as what is left."""
+    path = tmp_path / "trace.jsonl"
+    path.write_text(f"{MOONCAKE}\n")
+    (request,) = scenario(import_mooncake(path)).requests
+    assert (request.at_s, request.output_tokens) == (27.482, 52)
+    assert request.prompt == (Block(46, 512), Block(47, 512), Block(9, 76))
+    (small,) = scenario(import_mooncake(path, shrink=16)).requests
+    assert small.prompt == (Block(46, 32), Block(47, 32), Block(9, 5))
+
+
+def test_turns_of_a_mooncake_trace(tmp_path: Path) -> None:
+    """A prompt that goes on from another is of its session; a common first block is not enough."""
+    path = tmp_path / "trace.jsonl"
+    rows = [[1, 2, 3], [1, 8], [1, 2, 4, 5], [1, 2, 4, 6, 7]]
+    path.write_text(
+        "".join(
+            json.dumps(
+                {
+                    "timestamp": number,
+                    "input_length": 512 * len(ids) - 100,
+                    "output_length": 1,
+                    "hash_ids": ids,
+                }
+            )
+            + "\n"
+            for number, ids in enumerate(rows)
+        )
+    )
+    requests = scenario(import_mooncake(path)).requests
+    assert [(each.session, each.turn) for each in requests] == [(0, 0), (1, 0), (0, 1), (0, 2)]
+
+
+def test_an_azure_trace(tmp_path: Path) -> None:
+    """Lengths and times of seven decimals; what prompts share is not known, and said not to be."""
+    path = tmp_path / "trace.csv"
+    path.write_text(
+        "TIMESTAMP,ContextTokens,GeneratedTokens\r\n"
+        "2023-11-16 18:17:03.9799600,4808,10\r\n"
+        "2023-11-16 18:17:04.0319600,3180,8\r\n"
+    )
+    found = scenario(import_azure(path))
+    assert not found.header.is_exact
+    assert [(each.at_s, each.output_tokens) for each in found.requests] == [(0.0, 10), (0.052, 8)]
+    assert found.requests[0].prompt == (Fresh(4808),)
+
+
+@pytest.mark.parametrize(
+    ("read", "text"),
+    [
+        (import_mooncake, MOONCAKE + "\nnothing\n"),
+        (import_mooncake, MOONCAKE + '\n{"timestamp": 1}\n'),
+        (import_mooncake, MOONCAKE + "\n" + MOONCAKE.replace("1100", "-5") + "\n"),
+        (import_azure, "TIMESTAMP,ContextTokens,GeneratedTokens\nyesterday,1,2\n"),
+        (import_azure, "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03,0,2\n"),
+        (import_log, '{"event":"server.start"}\n{"event":"request.done","x":1}\n'),
+    ],
+)
+def test_traces_that_are_none(tmp_path: Path, read: Any, text: str) -> None:
+    """The second line is named, and not repeated."""
+    path = tmp_path / "trace"
+    path.write_text(text)
+    with pytest.raises(ScenarioError, match=r"^line 2: not a "):
+        read(path)
+
+
+def test_the_samples_are_what_their_script_writes() -> None:
+    """They are made up, with a seed."""
+    script = runpy.run_path(str(FOLDER / "make_samples.py"))
+    mooncake, azure = FOLDER / script["MOONCAKE"], FOLDER / script["AZURE"]
+    assert mooncake.read_text(encoding="utf-8") == script["mooncake"]()
+    assert azure.read_text(encoding="utf-8") == script["azure"]()
+    assert len(scenario(import_mooncake(mooncake)).requests) == script["NUM_REQUESTS"]
+    assert len(scenario(import_azure(azure)).requests) == script["NUM_REQUESTS"]
+
+
+def done(number: int, **changes: Any) -> str:
+    """A line of a log."""
+    line = {
+        "schema": "kvtrio.decision/1",
+        "timestamp": f"2026-11-29T10:00:{number:02}.500000Z",
+        "event": "request.done",
+        "request_id": number,
+        "reason": "length",
+        "num_prompt_tokens": 100,
+        "num_cached_tokens": 0,
+        "num_computed_tokens": 100,
+        "num_generated_tokens": 20,
+        "queue_s": 0.1,
+        "prefill_s": 0.2,
+        "decode_s": 0.2,
+        "session": None,
+        "tenant": None,
+        "purpose": 1,
+        "retain": "normal",
+        "adapters": None,
+        "num_matched_tokens": 0,
+        "num_other_tokens": 0,
+    }
+    return json.dumps(line | changes, separators=(",", ":")) + "\n"
+
+
+def test_a_log(tmp_path: Path) -> None:
+    """Who went on from whom is guessed from how much was known; requests come when they came."""
+    path = tmp_path / "log.jsonl"
+    path.write_text(
+        '{"event":"server.start"}\n'
+        + done(1)
+        + done(2, num_prompt_tokens=150, num_matched_tokens=119, adapters=None)
+        + done(3, num_prompt_tokens=100, num_matched_tokens=99)
+        + done(4, num_prompt_tokens=70, num_matched_tokens=40, adapters="00ff00ff00ff00ff")
+        + done(5, reason="abort", retain="auxiliary", tenant="00000000000000aa")
+    )
+    found = scenario(import_log(path))
+    first, second, third, fourth, fifth = found.requests
+    assert [each.at_s for each in found.requests] == [0.0, 1.0, 2.0, 3.0, 4.0]
+    assert second.prompt == (Ref(0, Part.PROMPT, 0, 100), Ref(0, Part.OUTPUT, 0, 20), Fresh(30))
+    assert (second.session, second.turn) == (first.session, 1)
+    assert third.prompt == (Ref(1, Part.PROMPT, 0, 100),)
+    assert fourth.prompt[0].length == 40
+    assert [each.alias for each in fourth.adapters] == ["a0"]
+    assert (fifth.left_s, fifth.retain, fifth.tenant) == (0.5, Retain.AUXILIARY, 1)
+
+
+BUSY = MakeSettings(
+    seed=3,
+    num_adapters=2,
+    switch_share=0.2,
+    again_share=0.2,
+    back_share=0.2,
+    summary_share=0.2,
+    leave_share=0.1,
+    probe_every_s=60.0,
+    num_burst=7,
+    num_tenants=2,
+    max_context=2000,
+)
+
+
+def test_made_up_traffic_is_repeatable() -> None:
+    """The same seed gives the same lines, another one others."""
+    assert list(make(BUSY)) == list(make(BUSY))
+    assert list(make(BUSY)) != list(make(evolve(BUSY, seed=4)))
+
+
+def test_made_up_traffic_has_what_was_asked_for() -> None:
+    """Conversations that share system prompts and go on, probes, summaries, a burst, and nothing
+    that is too long."""
+    found = scenario(list(make(BUSY)))
+    requests = found.requests
+    assert {each.session for each in requests} >= set(range(20))
+    assert sum(each.purpose == 3 for each in requests) == 10
+    assert sum(each.tenant == 2 for each in requests) == 7
+    assert any(each.purpose == 2 for each in requests)
+    assert any(each.left_s is not None for each in requests)
+    assert {use.alias for each in requests for use in each.adapters} == {"a0", "a1"}
+    longest = max(each.prompt_tokens + each.output_tokens for each in requests)
+    assert 500 < longest <= 2000
+    firsts = [each for each in requests if each.turn == 0 and each.session is not None]
+    assert sum(each.prompt[0] == Fresh(300) for each in firsts) == 2
+
+
+@pytest.mark.parametrize("change", [{"num_turns": 0}, {"again_share": 1.1}, {"span_s": -1.0}])
+def test_traffic_that_cannot_be(change: dict[str, Any]) -> None:
+    """The flag is named."""
+    fault = evolve(BUSY, **change).fault()
+    assert fault is not None
+    assert fault.startswith("--" + next(iter(change)).replace("_", "-"))
