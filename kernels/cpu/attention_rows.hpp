@@ -9,7 +9,7 @@ namespace kvt {
 
 constexpr int32_t kSplit = 512;    // keys
 // Rows of a block: many make the expansion of a tile cheap, few give all threads something to do.
-constexpr int32_t kMaxBlockRows = 192, kMinBlockRows = 48;
+constexpr int32_t kMaxBlockRows = 384, kMinBlockRows = 48;
 constexpr int32_t kBlocksPerThread = 8;
 
 // What all items of a call have in common.

@@ -53,6 +53,9 @@ class Begun:
 
     url: str
     load_s: float
+    max_disk_bytes: int
+    num_disk_entries: int
+    """What was found on disk."""
     log_key: bytes = field(repr=False)
 
 
@@ -101,6 +104,8 @@ def server_start(prepared: Prepared, info: BackendInfo, begun: Begun) -> ServerS
         weight_bytes=info.weight_bytes,
         num_adapters=len(prepared.adapters),
         load_s=begun.load_s,
+        max_disk_bytes=begun.max_disk_bytes,
+        num_disk_entries=begun.num_disk_entries,
     )
 
 

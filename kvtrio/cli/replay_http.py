@@ -70,14 +70,21 @@ def client_for(url: str, api_key: str | None) -> ReplayClient:
         host, port = "", 0
     if not host or not port or parts.scheme not in PORTS:
         raise ReplayError("the URL does not look like http://127.0.0.1:8080")
-    if api_key is not None and not (api_key.isascii() and api_key.isprintable()):
-        raise ReplayError("--api-key holds signs that cannot be sent")
+    head = key_line(api_key)
 
     async def connect() -> trio.abc.Stream:
         if parts.scheme == "https":
             return await trio.open_ssl_over_tcp_stream(host, port, https_compatible=True)
         return await trio.open_tcp_stream(host, port)
 
-    head = f"Authorization: Bearer {api_key}\r\n" if api_key else ""
     name = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     return ReplayClient(Client(name, connect, head), parts.path.rstrip("/").removesuffix("/v1"))
+
+
+def key_line(api_key: str | None) -> str:
+    """The header that sends a key; raises ``ReplayError`` if it cannot be sent."""
+    if not api_key:
+        return ""
+    if not (api_key.isascii() and api_key.isprintable()):
+        raise ReplayError("--api-key holds signs that cannot be sent")
+    return f"Authorization: Bearer {api_key}\r\n"

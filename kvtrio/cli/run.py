@@ -88,7 +88,8 @@ def _run(config: ServeConfig, stack: ExitStack, stop: StopSignals) -> int:
             exits.complain(prepared.backend.warning)
         stop.way = Stop.LEAVE
         watch = StallWatch(log, time.perf_counter)
-        started = Started(prepared, run_secrets, disk, observer)
+        num_found = len(disk.heads()) if disk else 0
+        started = Started(prepared, run_secrets, disk, num_found, observer)
         trio.run(_serve, started, stop, instruments=[watch])
         log.emit(_stop_line(observer, time.perf_counter() - began_s))
     except* USER_ERRORS as group:
@@ -112,6 +113,7 @@ class Started:
     prepared: Prepared
     secrets: Secrets
     disk: DiskStore | None
+    num_disk_entries: int
     observer: JsonObserver
 
 
@@ -139,13 +141,23 @@ async def _serve(started: Started, stop: StopSignals) -> None:
                     await _load_adapters(prepared, services.loader)
                     urls = await nursery.start(_serve_http, prepared, services, name="http")
                     stop.way = Stop.IGNORE  # from here on a signal drains
-                    begun = Begun(url=urls[0], load_s=load_s, log_key=run_secrets.sealer.log_key)
+                    begun = _begun(started, urls[0], load_s)
                     observer.log.emit(server_start(prepared, executor.info, begun))
                     announce(prepared, executor.info, urls[0])
                 stop.way = Stop.LEAVE  # what is not on disk by now is only a miss later
                 with trio.move_on_after(SETTLE_S):
                     await engine.settle()
                 stop.way = Stop.IGNORE
+
+
+def _begun(started: Started, url: str, load_s: float) -> Begun:
+    return Begun(
+        url=url,
+        load_s=load_s,
+        max_disk_bytes=disk_bytes(started.disk),
+        num_disk_entries=started.num_disk_entries,
+        log_key=started.secrets.sealer.log_key,
+    )
 
 
 def _recorded(prepared: Prepared, info: BackendInfo, run_secrets: Secrets) -> Recorded:

@@ -2,7 +2,8 @@
 
 1. Its blocks go below the longest part of its sequence that is there, in order, without a gap.
 2. The whole path is held on the device while a part of it is entered, and let go after that.
-3. What does not fit beside all that runs waits; what is there already is left as it is.
+3. What does not fit beside all that runs waits; what is there already is left as it is,
+   but for a block that lost its part in groups with a sliding window.
 """
 
 from collections import deque
@@ -14,12 +15,10 @@ from kvtrio.core.blocks import Block
 from kvtrio.core.config import CoreConfig
 from kvtrio.core.identity import TokenTrail
 from kvtrio.core.index import Match
+from kvtrio.core.keeping import LEAST_BYTES
 from kvtrio.core.stored import Incoming
 from kvtrio.core.tiers import Position, TieredCache
 from kvtrio.core.types import Tier
-
-LEAST_BYTES = 4096
-"""What a block without K and V counts: it takes time all the same."""
 
 
 @define(eq=False)
@@ -69,7 +68,7 @@ class Entrance:
                 self._enter_state(arrival, piece, path, now)
             else:
                 self._enter_block(arrival, piece, path, now)
-            num_left -= sum(map(len, piece.parts), LEAST_BYTES)
+            num_left -= max(sum(map(len, piece.parts)), LEAST_BYTES)
         cache.release(path, now)
         return num_bytes - num_left
 

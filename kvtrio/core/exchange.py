@@ -13,10 +13,11 @@ from collections.abc import Iterable, Sequence
 
 from attrs import define, field, frozen
 
-from kvtrio.core.arrival import LEAST_BYTES, Arrival, Entrance
+from kvtrio.core.arrival import Arrival, Entrance
 from kvtrio.core.batch import NOWHERE, Batch, Save, StepResult
 from kvtrio.core.heads import Wanted
 from kvtrio.core.identity import KeyMaker
+from kvtrio.core.keeping import LEAST_BYTES
 from kvtrio.core.request import Request
 from kvtrio.core.stored import Stored
 from kvtrio.core.tiers import TieredCache
@@ -161,4 +162,4 @@ class Exchange:
         config = self.cache.config
         kept = (group for group, place in save.places if place != NOWHERE)
         sizes = (config.groups[group].part_bytes(config.block_size) for group in kept)
-        return sum(sizes, LEAST_BYTES)
+        return max(sum(sizes), LEAST_BYTES)

@@ -10,7 +10,7 @@
 
 from collections import deque
 
-from attrs import define, field, frozen
+from attrs import define, field
 
 from kvtrio.core.arrival import Arrival, has_sizes
 from kvtrio.core.checkpoints import resumable
@@ -19,7 +19,7 @@ from kvtrio.core.events import Fetched
 from kvtrio.core.exchange import Exchange
 from kvtrio.core.identity import TokenTrail
 from kvtrio.core.index import Match, common_prefix
-from kvtrio.core.keeping import Fetch, Keeper, Touch
+from kvtrio.core.keeping import LEAST_BYTES, Fetch, Keeper, Touch
 from kvtrio.core.request import Request
 from kvtrio.core.stored import Incoming, Stored, StoreFault
 from kvtrio.core.types import RequestId
@@ -30,13 +30,15 @@ MAX_PIECES = 2
 """Read, and on their way into memory, at once."""
 
 
-@frozen(eq=False)
+@define(eq=False)
 class _Piece:
     """What is being read or entered."""
 
     entries: tuple[Entry, ...]
     trail: TokenTrail
     """Of the request that it is read for."""
+    is_read: bool = False
+    """It is on its way into memory."""
 
 
 @define(eq=False)
@@ -46,8 +48,8 @@ class _Job:
     request: Request
     todo: deque[Entry]
     """Not asked for yet."""
-    number: int | None = None
-    """Of the piece that it waits for."""
+    numbers: list[int] = field(factory=list)
+    """Of the pieces that it waits for; the next one is read while one enters."""
 
 
 @define(eq=False)
@@ -82,6 +84,7 @@ class Fetches:
     def take(self, fetched: Fetched) -> None:
         """Something was read."""
         piece, self.lost = self.pieces[fetched.number], [*self.lost, *fetched.faults]
+        piece.is_read = True
         arriving = deque[Incoming]()
         for entry, stored in zip(piece.entries, fetched.stored, strict=True):
             if stored is not None and (incoming := self._incoming(stored, piece.trail)):
@@ -90,6 +93,7 @@ class Fetches:
                 self.keeper.lose(entry)
         arrival = Arrival(fetched.number, piece.trail, arriving, is_fetched=True)
         self.exchange.bring(arrival)
+        self._advance()
 
     def take_lost(self) -> list[StoreFault]:
         lost, self.lost = self.lost, []
@@ -102,8 +106,8 @@ class Fetches:
         for arrival in self.exchange.take_entered():
             del self.pieces[arrival.number]
             for job in self.jobs.values():
-                if job.number == arrival.number:
-                    job.number = None
+                if arrival.number in job.numbers:
+                    job.numbers.remove(arrival.number)
                     if job.todo and job.todo[0].head.start > arrival.num_tokens:
                         job.todo.clear()  # what lies between was lost
         self._advance()
@@ -141,9 +145,9 @@ class Fetches:
         if end - windows.covered(match) < trail.block_size:
             return []
         first = windows.first_seen(end)
-        lost = [each for each, has in zip(on_disk, there, strict=True) if each and not has]
-        lost = [each for each in lost if first <= each.head.start // trail.block_size]
-        return [each for each in (*lost, *found) if each.head.start < end]
+        seen = zip(on_disk[first:], there[first:], strict=True)
+        lost = [each for each, has in seen if not has and each is not None and each.is_there]
+        return [entry for entry in (*lost, *found) if entry.head.start < end]
 
     def _is_whole(self, entry: Entry | None) -> bool:
         """Whether a block on disk has its part: a file without is smaller."""
@@ -182,36 +186,37 @@ class Fetches:
     def _advance(self) -> None:
         """Let requests go that have what there was, and read on for the others."""
         for job in list(self.jobs.values()):
-            if job.number is None and job.todo:
+            if job.todo and all(self.pieces[number].is_read for number in job.numbers):
                 self._ask(job)
-            if job.number is None and not job.todo:
+            if not job.todo and not job.numbers:
                 job.request.is_fetching = False
                 del self.jobs[job.request.request_id]
 
     def _ask(self, job: _Job) -> None:
         """The next piece for a request, or another's that has what it needs."""
-        job.number = self._join(job)
-        if job.number is not None or len(self.pieces) >= MAX_PIECES:
+        if self._join(job) or len(self.pieces) >= MAX_PIECES:
             return
         chosen, num_bytes = list[Entry](), 0
         while job.todo and num_bytes < PIECE_BYTES:
             entry = job.todo.popleft()
             if entry.used:
                 chosen.append(entry)
-                num_bytes += entry.size
+                num_bytes += max(entry.size, LEAST_BYTES)
         if chosen:
             self._last_number += 1
-            job.number = self._last_number
-            self.pieces[job.number] = _Piece(tuple(chosen), job.request.trail)
-            self.keeper.orders.append(Fetch(job.number, tuple(each.head for each in chosen)))
+            job.numbers.append(self._last_number)
+            self.pieces[self._last_number] = _Piece(tuple(chosen), job.request.trail)
+            heads = tuple(entry.head for entry in chosen)
+            self.keeper.orders.append(Fetch(self._last_number, heads))
 
-    def _join(self, job: _Job) -> int | None:
+    def _join(self, job: _Job) -> bool:
         for number, piece in self.pieces.items():
             if job.todo[0] in piece.entries:
                 while job.todo and job.todo[0] in piece.entries:
                     job.todo.popleft()
-                return number
-        return None
+                job.numbers.append(number)
+                return True
+        return False
 
 
 def _end(entry: Entry, trail: TokenTrail, limit: int) -> int:

@@ -53,7 +53,7 @@ def _check_fetches(state: State, fetches: Fetches) -> None:
     require(fetches.jobs.keys() == waiting, "those that are fetched for are known")
     for job in fetches.jobs.values():
         require(job.request.state is RequestState.WAITING, "one that is fetched for waits")
-        require(job.number is not None or bool(job.todo), "it waits for something")
-        require(job.number is None or job.number in fetches.pieces, "which will come")
+        require(bool(job.numbers or job.todo), "it waits for something")
+        require(all(number in fetches.pieces for number in job.numbers), "which will come")
     is_full = len(fetches.pieces) > 0 or not fetches.jobs
     require(is_full, "somebody's state is on its way")

@@ -2,7 +2,7 @@
 
 1. What leaves memory is read out in front of the step whose plan lets it go, and written behind the
    steps by somebody else. What cannot be written soon enough is given up: a miss one day.
-2. At most ``MAX_QUEUED_BYTES`` are on their way to the disk.
+2. At most ``MAX_QUEUED_BYTES`` are on their way to the disk, and half of what it may hold.
 3. Room on disk is made before something is read out for it; removals are done before the write.
 """
 
@@ -19,6 +19,9 @@ from kvtrio.core.identity import KeyMaker
 from kvtrio.core.stored import Stored, StoredHead
 
 MAX_QUEUED_BYTES = 64 << 20
+LEAST_BYTES = 64 << 10
+"""What the smallest block counts where bytes are limited for the time that they take: to decide
+about one takes time, too."""
 GRAIN = 4096
 """File systems give out space in pieces of so many bytes."""
 
@@ -113,18 +116,26 @@ class Keeper:
 
     @property
     def has_fresh(self) -> bool:
-        """There is something to save, and room on the way to the disk."""
+        """There is something to save, and room for it on the way to the disk: half of that is for
+        what leaves memory."""
         is_fresh = bool(self.fresh_blocks or self.fresh_states)
-        return is_fresh and self.num_queued_bytes < MAX_QUEUED_BYTES
+        return is_fresh and self.num_queued_bytes < self._max_queued_bytes // 2
+
+    @property
+    def _max_queued_bytes(self) -> int:
+        """What is being written cannot make room for others."""
+        return min(MAX_QUEUED_BYTES, self.disk.limit // 2)
 
     def save_fresh(self, num_bytes: int) -> None:
         """Have what came first read out, about so many bytes."""
-        before = self.num_queued_bytes
-        while self.has_fresh and self.num_queued_bytes - before < num_bytes:
+        num_left = num_bytes
+        while self.has_fresh and num_left > 0:
+            before = self.num_queued_bytes
             if self.fresh_blocks:
                 self.block_goes(next(iter(self.fresh_blocks.values())))
             else:
                 self.state_goes(next(iter(self.fresh_states.values())))
+            num_left -= max(self.num_queued_bytes - before, LEAST_BYTES)
 
     # --- reading out and writing ---
 
@@ -170,7 +181,9 @@ class Keeper:
             return
         save = wanted.save(head, self.config)
         size = self._file_bytes(head)
-        is_possible = self.is_settled(save) and self.num_queued_bytes + size <= MAX_QUEUED_BYTES
+        is_possible = (
+            self.is_settled(save) and self.num_queued_bytes + size <= self._max_queued_bytes
+        )
         if not is_possible or not self._make_room(head, size):
             self.num_given_up += 1
             return

@@ -22,7 +22,7 @@ from kvtrio.core.state import State
 from kvtrio.core.types import RequestId, RequestState
 from kvtrio.core.views import view_of
 
-UNHURRIED = 8
+UNHURRIED = 4
 """Where nobody streams, so many times as much may be read out in front of a step."""
 
 
@@ -36,11 +36,12 @@ def plan_step(state: State, now: float) -> Batch | None:
     batch = _plan(state, now) if state.requests else None
     if batch is not None:
         return batch
-    keeper = state.cache.keeper
+    keeper, goes_on = state.cache.keeper, False
     if keeper is not None and not state.requests:
         keeper.save_fresh(MOVED_BYTES)
+        goes_on = keeper.has_fresh
     state.load = Load()
-    return _launched(state, (), is_streaming=False, now=now)
+    return _launched(state, (), is_streaming=False, now=now, goes_on=goes_on)
 
 
 def _plan(state: State, now: float) -> Batch | None:
@@ -80,8 +81,13 @@ def _others(state: State, plan: Plan, now: float) -> list[Chunk]:
 
 
 def _launched(
-    state: State, chunks: tuple[Chunk, ...], is_streaming: bool, now: float
+    state: State,
+    chunks: tuple[Chunk, ...],
+    is_streaming: bool,
+    now: float,
+    goes_on: bool = False,
 ) -> Batch | None:
+    """``goes_on``: there is to be a step after this one, even if this one does nothing."""
     saves: tuple[Save, ...] = ()
     loads: tuple[Move, ...] = ()
     if state.fetches is not None or state.exchange.has_work or state.cache.loads:
@@ -89,7 +95,7 @@ def _launched(
         saves = state.exchange.plan_saves(MOVED_BYTES * (1 if is_urgent else UNHURRIED))
         loads = state.cache.take_loads()
     copies = state.cache.take_copies()
-    if not (chunks or saves or loads or copies):
+    if not (chunks or saves or loads or copies or goes_on):
         return None
     state.next_step += 1
     state.launched_s = now

@@ -14,7 +14,7 @@ import trio
 from attrs import define, field, frozen
 
 from kvtrio.core.events import Fetched, Written
-from kvtrio.core.keeping import Fetch, Order, Remove, Touch, Write
+from kvtrio.core.keeping import LEAST_BYTES, Fetch, Order, Remove, Touch, Write
 from kvtrio.core.machine import Core
 from kvtrio.core.stored import Stored, StoredHead, StoreError, StoreFault
 from kvtrio.engine.offload import Offload
@@ -117,7 +117,8 @@ class Mover:
 
 
 def _num_bytes(order: Write | Remove | Touch) -> int:
-    return sum(map(len, order.stored.parts)) if isinstance(order, Write) else 0
+    num_bytes = sum(map(len, order.stored.parts)) if isinstance(order, Write) else 0
+    return max(num_bytes, LEAST_BYTES)
 
 
 def _write(disk: Disk, orders: Sequence[Write | Remove | Touch]) -> list[Written]:

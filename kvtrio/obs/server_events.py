@@ -63,6 +63,10 @@ class ServerStart:
     weight_bytes: int
     num_adapters: int
     load_s: float
+    max_disk_bytes: int
+    """Of the disk tier; 0: there is none."""
+    num_disk_entries: int
+    """Blocks and states that an earlier run left there."""
 
 
 @event("server.stop", Level.INFO)

@@ -50,4 +50,6 @@ def simulated_start(
         weight_bytes=0,
         num_adapters=num_adapters,
         load_s=0.0,
+        max_disk_bytes=0,
+        num_disk_entries=0,
     )

@@ -66,7 +66,8 @@ class Traffic:
             reuse=request.reuse,
             retain=request.retain,
             retain_s=request.retain_s,
-            session=None if request.session is None else _name("session", request.session)[:8],
+            # A session that was found out from the prompts was never named to a server.
+            session=_name("session", request.session)[:8] if request.is_named else None,
             tenant=_name("tenant", request.tenant),
             priority=request.priority,
             purpose=request.purpose,

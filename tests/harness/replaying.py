@@ -12,7 +12,7 @@ from harness.torch_models import PLAIN
 from harness.virtual import SimSettings
 from kvtrio.backends.cpu_backend import CpuBackend
 from kvtrio.bench.http import Client
-from kvtrio.cli.replay_http import ReplayClient
+from kvtrio.cli.replay_http import ReplayClient, key_line
 from kvtrio.engine.records import RequestRecord
 from kvtrio.replay.actions import Operator
 from kvtrio.replay.pacing import PlaySettings, schedule
@@ -116,10 +116,10 @@ async def play(
     return Play(recorded, records, results, list(judge.verdicts()), operator.num_left_out)
 
 
-def client(server: Serving) -> ReplayClient:
+def client(server: Serving, api_key: str | None = None) -> ReplayClient:
     """A replay's client over memory streams."""
 
     async def connect() -> trio.abc.Stream:
         return server.http.connect()
 
-    return ReplayClient(Client("localhost:8080", connect))
+    return ReplayClient(Client("localhost:8080", connect, key_line(api_key)))

@@ -320,3 +320,14 @@ def test_words_are_many_and_plain() -> None:
     table = WordTable()
     assert table.join([0, 1, table.number("!")]) == f" {words[0]} {words[1]}!"
     assert table.number("!") == len(words)
+
+
+@pytest.mark.slow
+async def test_a_key_is_sent(autojump_clock: Any) -> None:
+    """Without the right one, one line says so."""
+    async with serving(sim=SIM, api_keys=("right",)) as server:
+        for key in (None, "wrong"):
+            with pytest.raises(ReplayError, match="asks for a key"):
+                await look(client(server, key), Wishes(), ())
+        target = await look(client(server, "right"), Wishes(), ())
+        assert target.kind is ServerKind.KVTRIO

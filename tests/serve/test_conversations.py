@@ -31,7 +31,10 @@ FEW = 64
 TEXT = "the cat sat on a mat while rain fell over old towns and nobody knew why birds sang"
 SHORT, LONG = 8, 90
 
-pytestmark = [pytest.mark.slow, pytest.mark.parametrize("name", MODELS)]
+pytestmark = pytest.mark.slow
+ON_ALL = pytest.mark.parametrize("name", MODELS)
+ON_RECURRENT = pytest.mark.parametrize("name", MODELS[2:])
+ON_EACH_KIND = pytest.mark.parametrize("name", MODELS[:3])
 
 
 @define(eq=False)
@@ -117,6 +120,7 @@ def said(role: str, content: str) -> dict[str, str]:
     return {"role": role, "content": content}
 
 
+@ON_RECURRENT
 async def test_two_conversations_take_turns_in_one_place(
     autojump_clock: Any, name: str, shared: Path
 ) -> None:
@@ -129,6 +133,7 @@ async def test_two_conversations_take_turns_in_one_place(
                 chat.append(said("assistant", await stack.chat(f"chat {number} turn {turn}", chat)))
 
 
+@ON_ALL
 async def test_the_same_again_and_variations_of_it(
     autojump_clock: Any, name: str, shared: Path
 ) -> None:
@@ -147,6 +152,7 @@ async def test_the_same_again_and_variations_of_it(
         await stack.raw("branch again", half + more[::-1])
 
 
+@ON_ALL
 async def test_long_chats_that_are_changed(autojump_clock: Any, name: str, shared: Path) -> None:
     """Nine turns, then regenerate, edits and a switch between branches: what is new
     and a few tokens."""
@@ -169,6 +175,7 @@ async def test_long_chats_that_are_changed(autojump_clock: Any, name: str, share
         await stack.chat("all edited early, from history", [*early, said("user", "why")])
 
 
+@ON_ALL
 async def test_a_whole_history_at_once(autojump_clock: Any, name: str, shared: Path) -> None:
     """A conversation that comes with nine turns: changes start at ends of messages."""
     async with started(name, shared) as stack:
@@ -195,6 +202,7 @@ THOUGHTLESS = """\
 {{- '<think>\\n\\n</think>\\n\\n' }}{% endif %}"""
 
 
+@ON_EACH_KIND
 async def test_thoughts_that_vanish_from_history(
     autojump_clock: Any, name: str, shared: Path
 ) -> None:
@@ -212,6 +220,7 @@ async def test_thoughts_that_vanish_from_history(
                 assert num_new < length - 60
 
 
+@ON_EACH_KIND
 async def test_a_history_that_is_replaced_by_a_summary(
     autojump_clock: Any, name: str, shared: Path
 ) -> None:
@@ -231,6 +240,7 @@ async def test_a_history_that_is_replaced_by_a_summary(
         await stack.chat("turn of the old branch", chat)
 
 
+@pytest.mark.parametrize("name", MODELS[1:5])
 async def test_a_saved_conversation_goes_on_in_another_server(
     autojump_clock: Any, name: str, shared: Path, tmp_path: Path
 ) -> None:
