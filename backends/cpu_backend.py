@@ -92,6 +92,7 @@ class CpuBackend:
         if settings.device != "cpu":
             raise BackendError(f"backend cpu does not compute on device {settings.device!r}")
         require_kernels(spec)
+        spec = spec.for_context(settings.max_context)
         native = Native.open(settings.num_threads)
         try:
             return cls(_load(native, file, spec, settings))

@@ -10,7 +10,13 @@ from kvtrio.backends.cpu_recurrent import state_bytes
 from kvtrio.backends.groups import LayerGroup, state_class
 from kvtrio.core.config import Group
 from kvtrio.kernels import cpu_abi as abi
-from kvtrio.model.spec import AttentionSpec, FeedForwardSpec, LayerSpec, ModelSpec
+from kvtrio.model.spec import (
+    AttentionSpec,
+    FeedForwardSpec,
+    LatentAttentionSpec,
+    LayerSpec,
+    ModelSpec,
+)
 
 CACHE_TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q8_0": 8}
 """ggml's numbers."""
@@ -48,6 +54,7 @@ def _group_size(
     native: Native, spec: ModelSpec, group: LayerGroup, settings: BackendSettings
 ) -> GroupSize:
     mixer = spec.layers[group.layers[0]].mixer
+    assert not isinstance(mixer, LatentAttentionSpec), "a model without kernels"
     if not isinstance(mixer, AttentionSpec):
         return GroupSize(state=state_bytes(native, mixer))
     cache = _cache(group, 0, settings)
@@ -154,6 +161,7 @@ def activation_bytes(spec: ModelSpec, settings: BackendSettings) -> int:
 def _width(layer: LayerSpec) -> int:
     """Values of a row within a layer, nearly."""
     mixer, dense = layer.mixer, layer.feed_forward
+    assert not isinstance(mixer, LatentAttentionSpec), "a model without kernels"
     if isinstance(mixer, AttentionSpec):
         own = mixer.num_heads * (mixer.head_dim + mixer.value_dim) * (2 if mixer.gated else 1)
     else:

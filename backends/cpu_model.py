@@ -12,7 +12,7 @@ from kvtrio.backends.cpu_program import Kind, Op, Program, program
 from kvtrio.backends.cpu_recurrent import Names, recurrent
 from kvtrio.backends.cpu_weights import Weights
 from kvtrio.kernels import cpu_abi as abi
-from kvtrio.model.spec import Activation, AttentionSpec, ModelSpec, RopeSpec, RopeStyle
+from kvtrio.model.spec import Activation, AttentionSpec, LayerSpec, ModelSpec, RopeSpec, RopeStyle
 
 ACTIVATIONS = {
     Activation.SILU: abi.Activation.SILU,
@@ -53,11 +53,20 @@ class Limits:
 
 def require_kernels(spec: ModelSpec) -> None:
     """Raise BackendError for a model with operations that no native kernel computes."""
-    if not all(op.kind in KINDS for op in program(spec)):
+    is_known = all(map(_is_computed, spec.layers))
+    if not is_known or not all(op.kind in KINDS for op in program(spec)):
         raise BackendError(
             f"backend cpu has no kernels for this kind of {spec.architecture}; "
             "--backend torch computes it"
         )
+
+
+def _is_computed(layer: LayerSpec) -> bool:
+    """Whether the kernels compute all that the flags of its attention say."""
+    spec = layer.mixer
+    return not isinstance(spec, AttentionSpec) or not (
+        spec.sinks or spec.joint_norm or spec.rope.divisors
+    )
 
 
 def lowered(ops: Program, names: Names) -> list[abi.Op]:

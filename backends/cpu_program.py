@@ -34,6 +34,13 @@ class Kind(Enum):
     QKV = auto()
     """Products with three matrices, head norms, rope, cache: the value is q."""
     ATTENTION = auto()
+    LATENT = auto()
+    """Latent attention, up to the matrix after it; no native kernel, like the next two."""
+    LAYER_NORM = auto()
+    NARROW = auto()
+    """A branch's input without a norm."""
+    PLAIN = auto()
+    """act(up)."""
     RECURRENT = auto()
     """Products with up to four matrices, and what the layer does with them, up to the matrix after
     it; writes the state."""
@@ -77,7 +84,7 @@ class Op:
 
 
 Program = tuple[Op, ...]
-WRITES_STATE = frozenset({Kind.QKV, Kind.RECURRENT})
+WRITES_STATE = frozenset({Kind.QKV, Kind.LATENT, Kind.RECURRENT})
 
 
 def program(spec: ModelSpec) -> Program:
@@ -104,6 +111,14 @@ class Recorder:
     def norm(self, x: int, weight: str, eps: float) -> int:
         return self._add(Op(kind=Kind.NORM, inputs=(x,), norm=f"{weight}.weight", eps=eps))
 
+    def layer_norm(self, x: int, weight: str, bias: bool, eps: float) -> int:
+        biases = (f"{weight}.bias",) if bias else ()
+        op = Op(kind=Kind.LAYER_NORM, inputs=(x,), norm=f"{weight}.weight", biases=biases, eps=eps)
+        return self._add(op)
+
+    def narrowed(self, x: int) -> int:
+        return self._add(Op(kind=Kind.NARROW, inputs=(x,)))
+
     def post_norm(self, x: int, weight: str, eps: float) -> int:
         return self.norm(x, weight, eps)
 
@@ -128,6 +143,9 @@ class Recorder:
     def attention(self, step: None, q: int, index: int, spec: AttentionSpec) -> int:
         return self._add(Op(kind=Kind.ATTENTION, inputs=(q,), layer=index))
 
+    def latent_attention(self, step: None, x: int, layer: LayerSpec, eps: float) -> int:
+        return self._add(Op(kind=Kind.LATENT, inputs=(x,), layer=layer.index, eps=eps))
+
     def short_conv(self, step: None, x: int, layer: LayerSpec) -> int:
         return self._recurrent(x, layer, ("shortconv.in_proj",), 0.0)
 
@@ -148,6 +166,18 @@ class Recorder:
         matrices = (f"{prefix}ffn_gate.weight", f"{prefix}ffn_up.weight")
         gated = Op(kind=Kind.GATED, inputs=(x,), matrices=matrices, activation=spec.activation)
         return self.linear(step, self._add(gated), f"{prefix}ffn_down", False)
+
+    def plain_ffn(self, step: None, x: int, prefix: str, spec: FeedForwardSpec) -> int:
+        matrices = (f"{prefix}ffn_up.weight",)
+        biases = (f"{prefix}ffn_up.bias",) if spec.bias else ()
+        op = Op(
+            kind=Kind.PLAIN,
+            inputs=(x,),
+            matrices=matrices,
+            biases=biases,
+            activation=spec.activation,
+        )
+        return self.linear(step, self._add(op), f"{prefix}ffn_down", spec.bias)
 
     def experts(self, step: None, x: int, index: int, spec: ExpertsSpec) -> int:
         return self._add(Op(kind=Kind.EXPERTS, inputs=(x,), layer=index))

@@ -11,6 +11,7 @@ from kvtrio.core.types import StateClass
 from kvtrio.model.spec import (
     AttentionSpec,
     DeltaNetSpec,
+    LatentAttentionSpec,
     LayerSpec,
     Mamba2Spec,
     ModelSpec,
@@ -167,6 +168,9 @@ def _shape(layer: LayerSpec) -> LayerGroup:
     if isinstance(spec, AttentionSpec):
         sizes = (spec.num_kv_heads, spec.head_dim, spec.value_dim)
         return LayerGroup(layer.state_class, spec.window, *sizes, ())
+    if isinstance(spec, LatentAttentionSpec):
+        # A token's row is key and value at once, and kept as key.
+        return LayerGroup(layer.state_class, None, 1, spec.key_dim, 0, ())
     return LayerGroup(layer.state_class, None, 0, 0, 0, (), state_shape(spec))
 
 

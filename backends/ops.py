@@ -34,6 +34,14 @@ class Ops(Protocol[Step, Value, Choices]):
         """RMSNorm over the last axis, of the residual on its way into a matrix."""
         ...
 
+    def layer_norm(self, x: Value, weight: str, bias: bool, eps: float) -> Value:
+        """The same with the mean taken off first, and a bias added last if it has one."""
+        ...
+
+    def narrowed(self, x: Value) -> Value:
+        """The residual on its way into a matrix without a norm."""
+        ...
+
     def post_norm(self, x: Value, weight: str, eps: float) -> Value:
         """RMSNorm over the last axis, of a branch on its way into the residual."""
         ...
@@ -54,6 +62,11 @@ class Ops(Protocol[Step, Value, Choices]):
         [N, heads * value_dim]."""
         ...
 
+    def latent_attention(self, step: Step, x: Value, layer: LayerSpec, eps: float) -> Value:
+        """A ``LatentAttentionSpec`` layer up to the matrix after it, its rows written into the
+        cache: [N, D] -> [N, heads * value_dim]."""
+        ...
+
     def short_conv(self, step: Step, x: Value, layer: LayerSpec) -> Value:
         """A ``ShortConvSpec`` layer up to the matrix after it: [N, D] -> [N, D]. Like the two
         below, it reads the state in the slot of each row's request and leaves a new one there."""
@@ -69,6 +82,10 @@ class Ops(Protocol[Step, Value, Choices]):
 
     def gated_ffn(self, step: Step, x: Value, prefix: str, spec: FeedForwardSpec) -> Value:
         """down(act(gate x) * up x) with the weights under ``prefix``: [N, D] -> [N, D]."""
+        ...
+
+    def plain_ffn(self, step: Step, x: Value, prefix: str, spec: FeedForwardSpec) -> Value:
+        """down(act(up x)) with the weights under ``prefix``: [N, D] -> [N, D]."""
         ...
 
     def experts(self, step: Step, x: Value, index: int, spec: ExpertsSpec) -> Value:

@@ -19,6 +19,7 @@ from kvtrio.backends.groups import (
 from kvtrio.backends.memory import Needs, require_memory, require_room, shrunk_host_bytes
 from kvtrio.backends.moves import run_moves
 from kvtrio.backends.torch_adapters import TorchAdapters
+from kvtrio.backends.torch_caches import layer_caches
 from kvtrio.backends.torch_memory import (
     AnyPool,
     available_memory,
@@ -27,7 +28,7 @@ from kvtrio.backends.torch_memory import (
     run_copy,
     write_place,
 )
-from kvtrio.backends.torch_ops import TorchOps, layer_caches
+from kvtrio.backends.torch_ops import TorchOps
 from kvtrio.backends.torch_states import layer_states
 from kvtrio.backends.torch_step import StepLayout, TorchStep, build_step
 from kvtrio.backends.torch_weights import (
@@ -39,7 +40,13 @@ from kvtrio.backends.torch_weights import (
 from kvtrio.core.batch import Batch, Copy, StepResult
 from kvtrio.core.types import BlockId, Tier
 from kvtrio.model.adapters import AdapterData
-from kvtrio.model.spec import AttentionSpec, ModelSpec, RopeSpec, RopeStyle
+from kvtrio.model.spec import (
+    AttentionSpec,
+    LatentAttentionSpec,
+    ModelSpec,
+    RopeSpec,
+    RopeStyle,
+)
 
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
 
@@ -72,6 +79,7 @@ class TorchBackend:
         ModelFileError for damaged weights.
         """
         dtype, device = _dtype(settings.dtype), _device(settings.device)
+        spec = spec.for_context(settings.max_context)
         if settings.num_threads is not None:
             torch.set_num_threads(settings.num_threads)
         torch.set_float32_matmul_precision("highest")
@@ -222,9 +230,16 @@ def _is_unified(settings: BackendSettings) -> bool:
 
 def _ropes(file: TensorFile, spec: ModelSpec) -> dict[RopeSpec, Tensor | None]:
     mixers = (layer.mixer for layer in spec.layers)
-    kinds = {mixer.rope for mixer in mixers if isinstance(mixer, AttentionSpec)}
+    attending = AttentionSpec | LatentAttentionSpec
+    kinds = {mixer.rope for mixer in mixers if isinstance(mixer, attending)}
     return {
-        rope: torch.from_numpy(file.dequantise(rope.factors)) if rope.factors else None
+        rope: _divisors(file, rope)
         for rope in sorted(kinds, key=repr)
         if rope.style is not RopeStyle.NONE
     }
+
+
+def _divisors(file: TensorFile, rope: RopeSpec) -> Tensor | None:
+    if rope.factors is not None:
+        return torch.from_numpy(file.dequantise(rope.factors))
+    return torch.tensor(rope.divisors, dtype=torch.float64) if rope.divisors else None

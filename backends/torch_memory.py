@@ -6,7 +6,7 @@ import torch
 from kvtrio.backends.base import BackendInfo
 from kvtrio.backends.groups import LayerGroup
 from kvtrio.backends.memory import ram_available
-from kvtrio.backends.torch_ops import Pool
+from kvtrio.backends.torch_caches import Pool
 from kvtrio.backends.torch_states import StatePool
 from kvtrio.core.batch import Copy
 from kvtrio.core.types import Tier
@@ -82,8 +82,9 @@ def write_place(pool: AnyPool, place: int, part: bytes) -> None:
     start = 0
     for target in targets:
         end = start + target.numel() * target.itemsize
-        raw = torch.frombuffer(bytearray(part[start:end]), dtype=target.dtype)
-        target.copy_(raw.view(target.shape))
+        if end > start:  # a group without values has none
+            raw = torch.frombuffer(bytearray(part[start:end]), dtype=target.dtype)
+            target.copy_(raw.view(target.shape))
         start = end
     assert start == len(part), "a part has its group's size"
 

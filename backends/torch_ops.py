@@ -1,14 +1,14 @@
 """``Ops`` over the reference kernels."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
-from attrs import frozen
 from torch import Tensor
 
-from kvtrio.backends.groups import LayerGroup
 from kvtrio.backends.torch_adapters import add_changes
+from kvtrio.backends.torch_caches import LayerCache
 from kvtrio.backends.torch_feed_forward import TorchFeedForward
+from kvtrio.backends.torch_latent import TorchLatent
 from kvtrio.backends.torch_recurrent import TorchRecurrent
 from kvtrio.backends.torch_sampling import sample_rows
 from kvtrio.backends.torch_states import LayerStates
@@ -20,35 +20,7 @@ from kvtrio.model.adapter_pairs import HEAD
 from kvtrio.model.spec import AttentionSpec, LayerSpec, RopeStyle
 
 
-@frozen(eq=False)
-class LayerCache:
-    """K and V of one layer: views [num_blocks, block_size, kv_heads, dim] into its group's pool."""
-
-    group: int
-    keys: Tensor
-    values: Tensor
-
-
-@frozen(eq=False)
-class Pool:
-    """K and V of one group: [layers, num_blocks, block_size, kv_heads, dim]."""
-
-    group: LayerGroup
-    keys: Tensor
-    values: Tensor
-
-
-def layer_caches(pools: Sequence[object]) -> dict[int, LayerCache]:
-    """Per index of a layer with attention, its part of its group's pool."""
-    return {
-        layer: LayerCache(i, pool.keys[place], pool.values[place])
-        for i, pool in enumerate(pools)
-        if isinstance(pool, Pool)
-        for place, layer in enumerate(pool.group.layers)
-    }
-
-
-class TorchOps(TorchRecurrent, TorchFeedForward):
+class TorchOps(TorchRecurrent, TorchLatent, TorchFeedForward):
     """Implements ``Ops[TorchStep, Tensor, tuple[Sampled, ...]]``.
 
     The residual stream, and q and k between projection and cache, are float32; what enters or
@@ -71,6 +43,13 @@ class TorchOps(TorchRecurrent, TorchFeedForward):
     def norm(self, x: Tensor, weight: str, eps: float) -> Tensor:
         return kernels.rms_norm(x, self._weights[weight + ".weight"], eps, self._dtype)
 
+    def layer_norm(self, x: Tensor, weight: str, bias: bool, eps: float) -> Tensor:
+        added = self._weights[weight + ".bias"] if bias else None
+        return kernels.layer_norm(x, self._weights[weight + ".weight"], added, eps, self._dtype)
+
+    def narrowed(self, x: Tensor) -> Tensor:
+        return x.to(self._dtype)
+
     def post_norm(self, x: Tensor, weight: str, eps: float) -> Tensor:
         return kernels.rms_norm(x, self._weights[weight + ".weight"], eps, torch.float32)
 
@@ -79,8 +58,10 @@ class TorchOps(TorchRecurrent, TorchFeedForward):
         q, k, v = self._project(step, x, spec, prefix)
         q, gate = q.split_with_sizes((spec.head_dim, q.shape[-1] - spec.head_dim), -1)
         if spec.qk_norm:
-            q = self._head_norm(q, prefix + "attn_q_norm.weight", eps)
-            k = self._head_norm(k, prefix + "attn_k_norm.weight", eps)
+            q, k = (
+                self._head_norm(part, f"{prefix}attn_{n}_norm.weight", spec, eps)
+                for n, part in (("q", q), ("k", k))
+            )
         if spec.rope.style is not RopeStyle.NONE:
             cos, sin = step.rotations[spec.rope]
             adjacent = spec.rope.style is RopeStyle.NORM
@@ -95,12 +76,12 @@ class TorchOps(TorchRecurrent, TorchFeedForward):
         cache = self._caches[index]
         q, gate = q.split_with_sizes((spec.head_dim, q.shape[-1] - spec.head_dim), -1)
         out = q.new_empty(q.shape[0], spec.num_heads, spec.value_dim)
+        sinks = self._weights[f"blk.{index}.attn_sinks.weight"] if spec.sinks else None
+        scoring = attention.Scoring(spec.scale, spec.softcap, sinks)
         for run in step.groups[cache.group].runs:
             keys = attention.gather_blocks(cache.keys, run.blocks)
             values = attention.gather_blocks(cache.values, run.blocks)
-            out[run.rows] = attention.attend(
-                q[run.rows], keys, values, run.mask, attention.Scoring(spec.scale, spec.softcap)
-            )
+            out[run.rows] = attention.attend(q[run.rows], keys, values, run.mask, scoring)
         return (attention.gate(out, gate) if spec.gated else out).flatten(1)
 
     def add(self, x: Tensor, y: Tensor) -> Tensor:
@@ -135,5 +116,6 @@ class TorchOps(TorchRecurrent, TorchFeedForward):
             v.reshape(-1, spec.num_kv_heads, spec.value_dim),
         )
 
-    def _head_norm(self, x: Tensor, weight: str, eps: float) -> Tensor:
-        return kernels.rms_norm(x, self._weights[weight], eps, torch.float32)
+    def _head_norm(self, x: Tensor, weight: str, spec: AttentionSpec, eps: float) -> Tensor:
+        rows = x.flatten(1) if spec.joint_norm else x
+        return kernels.rms_norm(rows, self._weights[weight], eps, torch.float32).view_as(x)

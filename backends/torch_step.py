@@ -63,7 +63,7 @@ class StepLayout:
 
     groups: tuple[LayerGroup, ...]
     ropes: Mapping[RopeSpec, Tensor | None]
-    """The kinds of rope in the model, with their factors."""
+    """The kinds of rope in the model, with their divisors, float [num_rotated / 2]."""
     block_size: int
     dtype: torch.dtype
     device: torch.device

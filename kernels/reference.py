@@ -33,6 +33,16 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> Tenso
     return (wide * scale * weight).to(dtype)
 
 
+def layer_norm(
+    x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, dtype: torch.dtype
+) -> Tensor:
+    """``(x - mean(x)) / sqrt(var(x) + eps) * weight + bias`` over the last axis, in float32.
+
+    x [..., D] of any float type, weight and bias float32 [D]; returns ``dtype`` [..., D].
+    """
+    return F.layer_norm(x.float(), weight.shape, weight, bias, eps).to(dtype)
+
+
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """``x @ weight.T + bias``, sums in float32, rounded once to the compute type.
 
@@ -124,6 +134,19 @@ def gated(gate: Tensor, up: Tensor, gelu_tanh: bool) -> Tensor:
     wide = gate.float()
     active = F.gelu(wide, approximate="tanh") if gelu_tanh else F.silu(wide)
     return (active * up).to(gate.dtype)
+
+
+def gated_clamped(gate: Tensor, up: Tensor) -> Tensor:
+    """``g / (1 + exp(-1.702 g)) * (u + 1)`` with ``g = min(gate, 7)`` and u = up within -7 to 7,
+    computed in float32 (gpt-oss). Shapes and types as ``gated``."""
+    wide, other = gate.float().clamp(max=7.0), up.float().clamp(-7.0, 7.0)
+    return (wide * torch.sigmoid(1.702 * wide) * (other + 1.0)).to(gate.dtype)
+
+
+def activated(up: Tensor, gelu_tanh: bool) -> Tensor:
+    """``act(up)``, as in ``gated``; shape and type stay."""
+    wide = up.float()
+    return (F.gelu(wide, approximate="tanh") if gelu_tanh else F.silu(wide)).to(up.dtype)
 
 
 def softcap(x: Tensor, cap: float) -> Tensor:

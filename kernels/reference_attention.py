@@ -15,6 +15,8 @@ class Scoring:
 
     scale: float
     softcap: float | None = None
+    sinks: Tensor | None = None
+    """float32 [heads]: one more score of each, which takes weight and has no value."""
 
 
 def gather_blocks(cache: Tensor, blocks: Tensor) -> Tensor:
@@ -42,7 +44,7 @@ def causal_mask(queries: Tensor, first_key: Tensor, num_keys: int, window: int |
 
 
 def attend(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scoring: Scoring) -> Tensor:
-    """``softmax(cap(scale * q k^T) + mask) v`` per head, softmax in float32.
+    """``softmax(cap(scale * q k^T) + mask) v`` per head, softmax in float32; see ``Scoring``.
 
     Query head h reads kv head ``h // (heads / kv_heads)``. q compute type [R, L, heads, dim], keys
     [R, kv_heads, K, dim], values [R, kv_heads, K, value_dim], mask compute type
@@ -53,13 +55,13 @@ def attend(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scoring: Scori
     folded = q.transpose(1, 2)
     if num_queries == 1:  # the heads of one kv head become its rows: keys are read once
         folded = folded.reshape(num_runs, num_kv_heads, num_heads // num_kv_heads, -1)
-    if scoring.softcap is None:
+    if scoring.softcap is None and scoring.sinks is None:
         grouped = folded.shape[1] != num_kv_heads
         out = F.scaled_dot_product_attention(
             folded, keys, values, mask, scale=scoring.scale, enable_gqa=grouped
         )
     else:
-        out = _attend_capped(folded, keys, values, mask, scoring)
+        out = _attend_scores(folded, keys, values, mask, scoring)
     return out.reshape(num_runs, num_heads, num_queries, -1).transpose(1, 2)
 
 
@@ -68,7 +70,7 @@ def gate(out: Tensor, gates: Tensor) -> Tensor:
     return (out.float() * gates.float().sigmoid()).to(out.dtype)
 
 
-def _attend_capped(
+def _attend_scores(
     q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scoring: Scoring
 ) -> Tensor:
     repeats = q.shape[1] // keys.shape[1]
@@ -77,4 +79,9 @@ def _attend_capped(
     scores = q.float() @ wide_keys.transpose(-1, -2) * scoring.scale
     if scoring.softcap is not None:
         scores = cap_scores(scores, scoring.softcap)
-    return (torch.softmax(scores + mask, -1) @ wide_values).to(q.dtype)
+    scores = scores + mask
+    if scoring.sinks is not None:  # by heads, which may lie in two axes
+        sinks = scoring.sinks.view(q.shape[1], -1, 1).expand(*scores.shape[:-1], 1)
+        scores = torch.cat((scores, sinks), -1)
+    weights = torch.softmax(scores, -1)[..., : keys.shape[2]]
+    return (weights @ wide_values).to(q.dtype)

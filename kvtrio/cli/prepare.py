@@ -85,15 +85,15 @@ def prepare(config: ServeConfig, stack: ExitStack) -> Prepared:
         stack.callback(sock.close)
     file = stack.enter_context(open_model(find_model(config.name, config.model.model)))
     spec = read_spec(file)
+    context = choose_context(spec.context_length, config.model.ctx_size)
+    spec = spec.for_context(context)
     adapters = read_adapters(wanted_adapters(config.adapters, _alias(file, config.model)), spec)
     return Prepared(
         config=config,
         keys=keys,
         policy=policy,
         backend=suited(backend, spec, config.model),
-        backend_settings=backend_settings(
-            config, choose_context(spec.context_length, config.model.ctx_size)
-        ),
+        backend_settings=backend_settings(config, context),
         sockets=sockets,
         file=file,
         weights=content_digest(file.part_paths),

@@ -104,12 +104,12 @@ class Fetches:
         if not self.exchange.entered:
             return
         for arrival in self.exchange.take_entered():
-            del self.pieces[arrival.number]
+            last = self.pieces.pop(arrival.number).entries[-1].head
             for job in self.jobs.values():
                 if arrival.number in job.numbers:
                     job.numbers.remove(arrival.number)
-                    if job.todo and job.todo[0].head.start > arrival.num_tokens:
-                        job.todo.clear()  # what lies between was lost
+                    if arrival.num_tokens <= last.start:
+                        job.todo.clear()  # something before was lost
         self._advance()
 
     # --- what is to be read ---

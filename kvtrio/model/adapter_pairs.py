@@ -7,6 +7,7 @@ import numpy as np
 from attrs import frozen
 
 from kvtrio.model.errors import ModelFileError, safe_name
+from kvtrio.model.fused import fused_shapes
 from kvtrio.model.layer_tensors import Shape, is_matrix
 from kvtrio.model.spec import ModelSpec
 from kvtrio.model.tensors import needed_tensors
@@ -97,7 +98,7 @@ def pair_up(halves: Iterable[Half], spec: ModelSpec) -> tuple[Pair, ...]:
     Raises ModelFileError, before any value is read, for a half without the other, a target that
     the base does not have, a wrong shape, or no pair at all.
     """
-    shapes = adaptable(spec)
+    shapes = fused_shapes(spec, adaptable(spec))
     sides: dict[Side, dict[str, Half]] = {Side.A: {}, Side.B: {}}
     unmatched = []
     for half in halves:

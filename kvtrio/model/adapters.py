@@ -12,12 +12,13 @@ from enum import Enum
 from hashlib import blake2b
 from pathlib import Path
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from kvtrio.model.adapter_gguf import read_gguf_adapter
-from kvtrio.model.adapter_pairs import Content, LowRank
+from kvtrio.model.adapter_pairs import Content, LowRank, adaptable
 from kvtrio.model.adapter_peft import read_peft_adapter
 from kvtrio.model.errors import ModelFileError
+from kvtrio.model.fused import cut_rows
 from kvtrio.model.gguf_file import parse_gguf
 from kvtrio.model.paths import OpenPath, open_path
 from kvtrio.model.spec import ModelSpec
@@ -71,10 +72,11 @@ def load_adapter(source: Path | OpenPath, spec: ModelSpec) -> AdapterData:
             read_peft_adapter(opened, spec, MAX_FILE_BYTES) if is_folder else _gguf(opened, spec)
         )
         _check_invocation(content.invocation_tokens, spec.vocab_size)
+    targets = _cut(content.targets, spec)
     return AdapterData(
         kind=AdapterKind.PEFT if is_folder else AdapterKind.GGUF,
-        digest=_digest(content.targets),
-        targets=content.targets,
+        digest=_digest(targets),
+        targets=targets,
         invocation_tokens=content.invocation_tokens,
         task_name=content.task_name,
         prompt_prefix=content.prompt_prefix,
@@ -92,6 +94,17 @@ def _gguf(source: OpenPath, spec: ModelSpec) -> Content:
 def _check_invocation(tokens: tuple[int, ...], vocab_size: int) -> None:
     if len(tokens) > MAX_INVOCATION or not all(0 <= token < vocab_size for token in tokens):
         raise ModelFileError("its invocation tokens are too many or outside the vocabulary")
+
+
+def _cut(targets: Mapping[str, LowRank], spec: ModelSpec) -> dict[str, LowRank]:
+    """Changes of fused matrices as changes of their parts, which share their A."""
+    shapes, found = adaptable(spec), dict[str, LowRank]()
+    for name, target in targets.items():
+        for part, rows in cut_rows(spec, shapes, name).items():
+            if part in found:
+                raise ModelFileError(f"tensor {part}: it is changed twice")
+            found[part] = evolve(target, b=target.b[rows])
+    return dict(sorted(found.items()))
 
 
 def _digest(targets: Mapping[str, LowRank]) -> bytes:

@@ -4,35 +4,31 @@ Keys and defaults are llama.cpp's (src/llama-model.cpp, build b11434), which wro
 GGUF files by example.
 """
 
-import numpy as np
-
 from kvtrio.core.types import StateClass
+from kvtrio.model.attentions import attention, latent_attention, windows
 from kvtrio.model.errors import ModelFileError, safe_name
 from kvtrio.model.families import FAMILIES
 from kvtrio.model.feed_forwards import feed_forwards
 from kvtrio.model.fields import Fields
 from kvtrio.model.model_file import ModelFile
 from kvtrio.model.recurrent import recurrent_mixers
-from kvtrio.model.source import MAX_HEAD_DIM, MAX_LAYERS, MAX_SIZE, Source
-from kvtrio.model.spec import AttentionSpec, LayerSpec, Mixer, ModelSpec, RopeSpec, RopeStyle
+from kvtrio.model.ropes import check_factors
+from kvtrio.model.source import MAX_CONTEXT, MAX_LAYERS, MAX_SIZE, Source
+from kvtrio.model.spec import (
+    AttentionSpec,
+    LatentAttentionSpec,
+    LayerSpec,
+    Mixer,
+    ModelSpec,
+)
 from kvtrio.model.tensors import check_tensors, needed_tensors
 
 MAX_VOCAB = 1 << 24
-MAX_CONTEXT = 1 << 31
 MAX_SHOWN_NAME = 200
 EPSILON = (1e-12, 1e-1)
-ROPE_BASE = (1.0, 1e12)
-ROPE_FACTOR = (1e-3, 1e6)
-ATTENTION_SCALE = (1e-6, 1e3)
 SOFTCAP = (0.0, 1e6)
 SCALE = (1e-6, 1e6)
 """Of embedding, branches and logits."""
-
-GEMMA3_PERIOD = 6
-"""Five sliding layers, then a full one."""
-GEMMA3_27B_LAYERS = 62
-"""Only the 27B scales queries by (hidden size / heads)^-0.5, and no key says so."""
-ROPE_FACTORS = "rope_freqs.weight"
 
 
 def read_spec(file: ModelFile) -> ModelSpec:
@@ -50,11 +46,12 @@ def read_spec(file: ModelFile) -> ModelSpec:
 def _read_spec(file: ModelFile) -> ModelSpec:
     architecture = _architecture(file)
     fields = Fields(file.metadata, architecture + ".")
+    num_blocks, num_extra = _num_layers(fields)
     source = Source(
         file=file,
         family=FAMILIES[architecture],
         fields=fields,
-        num_layers=fields.integer("block_count", MAX_LAYERS),
+        num_layers=num_blocks - num_extra,
         hidden_size=fields.integer("embedding_length", MAX_SIZE),
     )
     spec = ModelSpec(
@@ -63,18 +60,33 @@ def _read_spec(file: ModelFile) -> ModelSpec:
         vocab_size=_vocab_size(file),
         hidden_size=source.hidden_size,
         context_length=fields.integer("context_length", MAX_CONTEXT),
-        norm_eps=fields.number("attention.layer_norm_rms_epsilon", EPSILON),
+        norm_eps=fields.number(_epsilon_key(source), EPSILON),
         embedding_scale=_embedding_scale(source),
         tied_output="output.weight" not in file.tensors,
-        final_softcap=_softcap(fields),
+        final_softcap=_softcap(source),
         layers=_layers(source),
         residual_scale=_scale(source, "residual_scale"),
-        logit_scale=1.0 / _scale(source, "logit_scale"),
+        logit_scale=_logit_scale(source),
         output_norm=source.family.output_norm,
+        layer_norm=source.family.layer_norm,
+        norm_bias=source.family.norm_bias,
     )
-    check_tensors(file.tensors, needed_tensors(spec))
-    _check_factors(file)
+    extra = tuple(f"blk.{i}." for i in range(source.num_layers, num_blocks))
+    present = {name: info for name, info in file.tensors.items() if not name.startswith(extra)}
+    check_tensors(present if extra else file.tensors, needed_tensors(spec))
+    check_factors(file)
     return spec
+
+
+def _num_layers(fields: Fields) -> tuple[int, int]:
+    """Of all blocks, and of those at the end that guess at several tokens, which nobody runs."""
+    num_blocks = fields.integer("block_count", MAX_LAYERS)
+    most = num_blocks - 1
+    return num_blocks, fields.integer("nextn_predict_layers", most, default=0, least=0)
+
+
+def _epsilon_key(source: Source) -> str:
+    return f"attention.layer_norm{'' if source.family.layer_norm else '_rms'}_epsilon"
 
 
 def _architecture(file: ModelFile) -> str:
@@ -124,14 +136,22 @@ def _scale(source: Source, key: str) -> float:
     return source.fields.number(key, SCALE)
 
 
-def _softcap(fields: Fields) -> float | None:
-    return fields.number("final_logit_softcapping", SOFTCAP, 0.0) or None
+def _logit_scale(source: Source) -> float:
+    if source.family.multiplied_logits:
+        return source.fields.number("logit_scale", SCALE, 1.0)
+    return 1.0 / _scale(source, "logit_scale")
+
+
+def _softcap(source: Source) -> float | None:
+    default = source.family.final_softcap
+    return source.fields.number("final_logit_softcapping", SOFTCAP, default) or None
 
 
 def _layers(source: Source) -> tuple[LayerSpec, ...]:
     family, last = source.family, source.num_layers - 1
     # Looked up first, so that a wild number of layers costs no memory.
-    if f"blk.{last}.attn_norm.weight" not in source.file.tensors:
+    first_norm = "attn_norm" if family.pre_norms else "post_attention_norm"
+    if f"blk.{last}.{first_norm}.weight" not in source.file.tensors:
         raise ModelFileError(f"tensors of layer {last} are missing")
     mixers, ffns = _mixers(source), feed_forwards(source)
     return tuple(
@@ -141,6 +161,8 @@ def _layers(source: Source) -> tuple[LayerSpec, ...]:
             mixer=mixer,
             feed_forward=ffns[i],
             post_norms=family.post_norms,
+            pre_norms=family.pre_norms,
+            parallel=family.parallel,
             ffn_norm=family.ffn_norm,
         )
         for i, mixer in enumerate(mixers)
@@ -148,116 +170,19 @@ def _layers(source: Source) -> tuple[LayerSpec, ...]:
 
 
 def _mixers(source: Source) -> tuple[Mixer, ...]:
-    recurrent, windows = recurrent_mixers(source), _windows(source)
+    if source.family.latent:
+        return (latent_attention(source),) * source.num_layers
+    recurrent, seen = recurrent_mixers(source), windows(source)
     # Without any attention, files need not say how many heads it has.
     heads = [(0, 0)] * source.num_layers if all(recurrent) else source.heads()
     return tuple(
-        mixer or _attention(source, i, heads[i], windows[i]) for i, mixer in enumerate(recurrent)
+        mixer or attention(source, i, heads[i], seen[i]) for i, mixer in enumerate(recurrent)
     )
 
 
 def _state_class(mixer: Mixer) -> StateClass:
+    if isinstance(mixer, LatentAttentionSpec):
+        return StateClass.TOKEN
     if not isinstance(mixer, AttentionSpec):
         return StateClass.POINT
     return StateClass.TOKEN if mixer.window is None else StateClass.WINDOW
-
-
-def _windows(source: Source) -> tuple[int | None, ...]:
-    """Per layer, the number of positions seen; None: all."""
-    fields, count = source.fields, source.num_layers
-    window = fields.integer("attention.sliding_window", MAX_CONTEXT, default=0, least=0)
-    if not source.family.sliding or not window:
-        return (None,) * count
-    pattern = fields.pattern("attention.sliding_window_pattern", count, GEMMA3_PERIOD)
-    return tuple(window if is_sliding else None for is_sliding in pattern)
-
-
-def _attention(
-    source: Source, index: int, heads: tuple[int, int], window: int | None
-) -> AttentionSpec:
-    num_heads, num_kv_heads = heads
-    if not num_heads or not num_kv_heads or num_heads % num_kv_heads:
-        raise ModelFileError(f"{num_heads} heads cannot share {num_kv_heads} key heads evenly")
-    head_dim = _head_dim(source, "attention.key_length", num_heads)
-    tensors = source.file.tensors
-    value_dim = _head_dim(source, "attention.value_length", num_heads)
-    if source.family.gated_attention and value_dim != head_dim:
-        raise ModelFileError(f"gates of {head_dim} values do not fit heads of {value_dim}")
-    return AttentionSpec(
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
-        value_dim=value_dim,
-        rope=_rope(source, head_dim, is_sliding=window is not None),
-        scale=_attention_scale(source, num_heads, head_dim),
-        window=window,
-        qk_norm=source.family.qk_norm,
-        bias=source.family.needs_bias or f"blk.{index}.attn_q.bias" in tensors,
-        output_bias=f"blk.{index}.attn_output.bias" in tensors,
-        gated=source.family.gated_attention,
-    )
-
-
-def _head_dim(source: Source, key: str, num_heads: int) -> int:
-    if source.fields.has(key):
-        return source.fields.integer(key, MAX_HEAD_DIM)
-    if source.hidden_size % num_heads:
-        raise ModelFileError(f"{num_heads} heads do not divide {source.hidden_size} values")
-    return source.hidden_size // num_heads
-
-
-def _attention_scale(source: Source, num_heads: int, head_dim: int) -> float:
-    if source.family.sliding and source.num_layers == GEMMA3_27B_LAYERS:
-        return float((source.hidden_size / num_heads) ** -0.5)
-    return source.fields.number("attention.scale", ATTENTION_SCALE, float(head_dim**-0.5))
-
-
-def _rope(source: Source, head_dim: int, *, is_sliding: bool) -> RopeSpec:
-    fields = source.fields
-    num_rotated = fields.integer("rope.dimension_count", head_dim, default=head_dim)
-    if num_rotated % 2:
-        raise ModelFileError("an odd number of rotated values is not supported")
-    base = fields.number("rope.freq_base", ROPE_BASE, 10000.0)
-    scale = _rope_scale(fields)
-    if is_sliding:
-        # The context extension of the larger sizes applies to the full layers only.
-        base, scale = fields.number("rope.freq_base_swa", ROPE_BASE, 10000.0), 1.0
-    has_factors = source.fields.prefix == "llama." and ROPE_FACTORS in source.file.tensors
-    return RopeSpec(
-        style=_rope_style(source),
-        num_rotated=num_rotated,
-        base=base,
-        scale=scale,
-        factors=ROPE_FACTORS if has_factors else None,
-    )
-
-
-def _rope_style(source: Source) -> RopeStyle:
-    # Granite's files use this key, a mere remark elsewhere, as a switch.
-    switch = "rope.scaling.finetuned"
-    if source.family.granite_scales and not source.fields.flag(switch, default=True):
-        return RopeStyle.NONE
-    return source.family.rope
-
-
-def _rope_scale(fields: Fields) -> float:
-    kind = fields.text("rope.scaling.type", "linear")
-    if kind == "none":
-        return 1.0
-    if kind != "linear":
-        raise ModelFileError(
-            f"rope scaling {safe_name(kind)} is not supported; supported are none and linear"
-        )
-    # Files from 2023 use the second key. Zero means that there is no factor.
-    for key in ("rope.scaling.factor", "rope.scale_linear"):
-        if fields.has(key) and fields.number(key, (0.0, ROPE_FACTOR[1])):
-            return 1.0 / fields.number(key, ROPE_FACTOR)
-    return 1.0
-
-
-def _check_factors(file: ModelFile) -> None:
-    if ROPE_FACTORS not in file.tensors:
-        return
-    factors = file.dequantise(ROPE_FACTORS)
-    if not (np.isfinite(factors).all() and (factors > 0).all()):
-        raise ModelFileError(f"tensor {ROPE_FACTORS} holds a factor that is not above zero")

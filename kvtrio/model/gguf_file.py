@@ -15,6 +15,7 @@ import numpy as np
 from attrs import define, frozen
 
 from kvtrio.model.errors import ModelFileError, safe_name
+from kvtrio.model.fused import unfused
 from kvtrio.model.gguf_index import Head, TensorInfo, read_head
 from kvtrio.model.gguf_reader import MetaValue
 
@@ -128,8 +129,8 @@ def open_gguf(path: Path) -> GGUFFile:
     except BaseException:
         _unmap(parts)
         raise
-    total = sum(len(part.data) for part in parts)
-    return GGUFFile(path, parts[0].head.metadata, tensors, total, tuple(paths), parts)
+    total, metadata = sum(len(part.data) for part in parts), parts[0].head.metadata
+    return GGUFFile(path, metadata, unfused(metadata, tensors), total, tuple(paths), parts)
 
 
 def parse_gguf(data: mmap, path: Path) -> GGUFFile:

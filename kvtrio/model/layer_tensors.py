@@ -8,6 +8,7 @@ from kvtrio.model.spec import (
     DeltaNetSpec,
     ExpertsSpec,
     FeedForwardSpec,
+    LatentAttentionSpec,
     LayerSpec,
     Mamba2Spec,
     Mixer,
@@ -23,15 +24,15 @@ _ROWS_OF_NUMBERS = frozenset({"ssm_conv1d", "ssm_a", "ssm_d", "ssm_norm", "short
 def is_matrix(name: str, shape: Shape) -> bool:
     """Whether activations are multiplied with it: not so with norms, biases and convolutions."""
     kind = name.split(".", 2)[-1].removesuffix(".weight")
-    return len(shape) > 1 and kind not in _ROWS_OF_NUMBERS
+    return len(shape) > 1 and kind not in _ROWS_OF_NUMBERS and not kind.endswith(".bias")
 
 
 def layer_tensors(layer: LayerSpec, hidden: int) -> Tensors:
     """All tensors of one layer of a model with ``hidden`` values per row."""
-    yield "attn_norm.weight", (hidden,)
+    for name in layer.norms:
+        yield f"{name}.weight", (hidden,)
     yield from _mixer_tensors(layer.mixer, hidden)
     if layer.feed_forward is not None:
-        yield f"{layer.ffn_norm}.weight", (hidden,)
         yield from _feed_forward_tensors(layer.feed_forward, hidden)
     if layer.post_norms:
         for name in ("post_attention_norm", "post_ffw_norm"):
@@ -42,6 +43,8 @@ def _mixer_tensors(spec: Mixer, hidden: int) -> Tensors:
     match spec:
         case AttentionSpec():
             yield from _attention_tensors(spec, hidden)
+        case LatentAttentionSpec():
+            yield from _latent_tensors(spec, hidden)
         case DeltaNetSpec():
             yield from _delta_net_tensors(spec, hidden)
         case ShortConvSpec():
@@ -68,8 +71,26 @@ def _attention_tensors(spec: AttentionSpec, hidden: int) -> Tensors:
     if spec.output_bias:
         yield "attn_output.bias", (hidden,)
     if spec.qk_norm:
-        yield "attn_q_norm.weight", (spec.head_dim,)
-        yield "attn_k_norm.weight", (spec.head_dim,)
+        joint = spec.joint_norm
+        yield "attn_q_norm.weight", (spec.head_dim * (spec.num_heads if joint else 1),)
+        yield "attn_k_norm.weight", (spec.head_dim * (spec.num_kv_heads if joint else 1),)
+    if spec.sinks:
+        yield "attn_sinks.weight", (spec.num_heads,)
+
+
+def _latent_tensors(spec: LatentAttentionSpec, hidden: int) -> Tensors:
+    heads, latent, rows = spec.num_heads, spec.latent_dim, spec.num_heads * spec.query_dim
+    if spec.query_rank is None:
+        yield "attn_q.weight", (rows, hidden)
+    else:
+        yield "attn_q_a.weight", (spec.query_rank, hidden)
+        yield "attn_q_a_norm.weight", (spec.query_rank,)
+        yield "attn_q_b.weight", (rows, spec.query_rank)
+    yield "attn_kv_a_mqa.weight", (spec.key_dim, hidden)
+    yield "attn_kv_a_norm.weight", (latent,)
+    yield "attn_k_b.weight", (heads, latent, spec.plain_dim)
+    yield "attn_v_b.weight", (heads, spec.value_dim, latent)
+    yield "attn_output.weight", (hidden, heads * spec.value_dim)
 
 
 def _delta_net_tensors(spec: DeltaNetSpec, hidden: int) -> Tensors:
@@ -99,14 +120,33 @@ def _mamba2_tensors(spec: Mamba2Spec, hidden: int) -> Tensors:
 
 def _feed_forward_tensors(spec: FeedForwardSpec | ExpertsSpec, hidden: int) -> Tensors:
     if isinstance(spec, FeedForwardSpec):
-        yield from _gated_tensors("", (), spec.size, hidden)
+        yield from _dense_tensors(spec, hidden)
         return
-    yield "ffn_gate_inp.weight", (spec.num_experts, hidden)
-    yield from _gated_tensors("_exps", (spec.num_experts,), spec.size, hidden)
+    count = spec.num_experts
+    yield "ffn_gate_inp.weight", (count, hidden)
+    yield from _gated_tensors("_exps", (count,), spec.size, hidden)
+    if spec.biases:
+        yield "ffn_gate_inp.bias", (count,)
+        yield "ffn_gate_exps.bias", (count, spec.size)
+        yield "ffn_up_exps.bias", (count, spec.size)
+        yield "ffn_down_exps.bias", (count, hidden)
+    if spec.routing.selection_bias:
+        yield "exp_probs_b.bias", (count,)
     if spec.shared is not None:
         yield from _gated_tensors("_shexp", (), spec.shared.size, hidden)
         if spec.shared.gated:
             yield "ffn_gate_inp_shexp.weight", (hidden,)
+
+
+def _dense_tensors(spec: FeedForwardSpec, hidden: int) -> Tensors:
+    if spec.gated:
+        yield from _gated_tensors("", (), spec.size, hidden)
+    else:
+        yield "ffn_up.weight", (spec.size, hidden)
+        yield "ffn_down.weight", (hidden, spec.size)
+    if spec.bias:
+        yield "ffn_up.bias", (spec.size,)
+        yield "ffn_down.bias", (hidden,)
 
 
 def _gated_tensors(suffix: str, stack: Shape, size: int, hidden: int) -> Tensors:

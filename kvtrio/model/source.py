@@ -7,6 +7,7 @@ from kvtrio.model.fields import Fields
 from kvtrio.model.model_file import ModelFile
 
 MAX_LAYERS = 1024
+MAX_CONTEXT = 1 << 31
 MAX_HEADS = 4096
 MAX_HEAD_DIM = 8192
 MAX_SIZE = 1 << 22

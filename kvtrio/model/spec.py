@@ -6,9 +6,39 @@ Shapes are torch's: a matrix is [out, in]. Field names follow the GGUF keys wher
 from enum import Enum
 from typing import TypeVar
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from kvtrio.core.types import StateClass
+from kvtrio.model.spec_feed_forward import (
+    Activation,
+    ExpertsSpec,
+    FeedForwardSpec,
+    Gating,
+    RoutingSpec,
+    SharedExpertSpec,
+)
+
+__all__ = [
+    "Activation",
+    "AttentionSpec",
+    "ConvSpec",
+    "DeltaNetSpec",
+    "ExpertsSpec",
+    "FeedForwardSpec",
+    "Gating",
+    "LatentAttentionSpec",
+    "LayerSpec",
+    "LongFactors",
+    "Mamba2Spec",
+    "Mixer",
+    "ModelSpec",
+    "RecurrentSpec",
+    "RopeSpec",
+    "RopeStyle",
+    "RoutingSpec",
+    "SharedExpertSpec",
+    "ShortConvSpec",
+]
 
 
 class RopeStyle(Enum):
@@ -21,11 +51,12 @@ class RopeStyle(Enum):
     """Pairs (i, i + num_rotated / 2)."""
 
 
-class Activation(Enum):
-    """act(gate) * up."""
+@frozen(kw_only=True)
+class LongFactors:
+    """Other divisors, for a server whose context is longer than the original one (longrope)."""
 
-    SILU = "silu"
-    GELU_TANH = "gelu_tanh"
+    tensor: str
+    original_context: int
 
 
 @frozen(kw_only=True)
@@ -40,8 +71,19 @@ class RopeSpec:
     """1 / factor of linear scaling."""
     factors: str | None = None
     """Tensor with one divisor per pair (llama 3's ``rope_freqs.weight``)."""
+    divisors: tuple[float, ...] = ()
+    """The same as numbers, where they follow from the metadata (yarn)."""
+    long: LongFactors | None = None
+    """Not decided yet: ``ModelSpec.for_context`` does."""
     magnitude: float = 1.0
     """Multiplies cos and sin (yarn, longrope)."""
+
+    def for_context(self, context: int) -> "RopeSpec":
+        """With the divisors that belong to a context of so many tokens."""
+        if self.long is None:
+            return self
+        is_long = context > self.long.original_context
+        return evolve(self, long=None, factors=self.long.tensor if is_long else self.factors)
 
 
 @frozen(kw_only=True)
@@ -58,13 +100,48 @@ class AttentionSpec:
     window: int | None = None
     """Positions seen, the query's own included; None: all."""
     qk_norm: bool = False
-    """RMSNorm per head on q and k before rope."""
+    """RMSNorm on q and k before rope: per head,"""
+    joint_norm: bool = False
+    """or of all heads together (OLMo 2)."""
     bias: bool = False
     """attn_q, attn_k and attn_v have a bias."""
     output_bias: bool = False
     softcap: float | None = None
+    sinks: bool = False
+    """Each head has one more score, which takes weight and has no value (gpt-oss)."""
     gated: bool = False
     """The output is multiplied by sigmoid(gate); attn_q yields q and gate, head by head."""
+
+
+@frozen(kw_only=True)
+class LatentAttentionSpec:
+    """Attention in which all heads read one row per token (DeepSeek 2).
+
+    The row holds ``latent_dim`` normed values and then ``rope.num_rotated`` rotated ones. It is the
+    key, and its first ``latent_dim`` values are the value; each head has a matrix that takes its
+    query there, and one that takes what it gets from there.
+    """
+
+    num_heads: int
+    query_rank: int | None
+    """Queries are made by two matrices, with a norm between them; None: by one."""
+    latent_dim: int
+    plain_dim: int
+    """Values of a query that are not rotated."""
+    value_dim: int
+    """Of what a head gives."""
+    rope: RopeSpec
+    scale: float
+
+    @property
+    def query_dim(self) -> int:
+        """Of one head, as projected."""
+        return self.plain_dim + self.rope.num_rotated
+
+    @property
+    def key_dim(self) -> int:
+        """Of a token's row."""
+        return self.latent_dim + self.rope.num_rotated
 
 
 @frozen(kw_only=True)
@@ -123,45 +200,17 @@ class Mamba2Spec:
 
 
 RecurrentSpec = DeltaNetSpec | ShortConvSpec | Mamba2Spec
-Mixer = AttentionSpec | RecurrentSpec
+Mixer = AttentionSpec | LatentAttentionSpec | RecurrentSpec
 """How a layer looks at other positions than its own."""
-M = TypeVar("M", AttentionSpec, DeltaNetSpec, ShortConvSpec, Mamba2Spec)
-
-
-@frozen(kw_only=True)
-class FeedForwardSpec:
-    """Gated feed-forward: down(act(gate x) * up x)."""
-
-    size: int
-    activation: Activation
-
-
-@frozen(kw_only=True)
-class SharedExpertSpec:
-    """An expert that every token uses besides its own."""
-
-    size: int
-    gated: bool
-    """Its output is multiplied by sigmoid(ffn_gate_inp_shexp x)."""
-
-
-@frozen(kw_only=True)
-class ExpertsSpec:
-    """Gated feed-forwards, of which each token uses the few with the largest router logits.
-
-    Their weights are the softmax over the logits of those few.
-    """
-
-    num_experts: int
-    num_used: int
-    size: int
-    activation: Activation
-    shared: SharedExpertSpec | None = None
+M = TypeVar("M", AttentionSpec, LatentAttentionSpec, DeltaNetSpec, ShortConvSpec, Mamba2Spec)
 
 
 @frozen(kw_only=True)
 class LayerSpec:
-    """One block: x += post(mixer(norm x)); x += post(ffn(norm x))."""
+    """One block: x += post(mixer(norm x)); x += post(ffn(norm x)).
+
+    In a ``parallel`` one (Command R) both read the same normed x.
+    """
 
     index: int
     state_class: StateClass
@@ -170,8 +219,19 @@ class LayerSpec:
     """None: the block ends with the mixer."""
     post_norms: bool = False
     """RMSNorm after attention and after the feed-forward, before the residual (gemma)."""
+    pre_norms: bool = True
+    """The norms before them; OLMo 2 has none."""
+    parallel: bool = False
     ffn_norm: str = "ffn_norm"
     """Tensor that norms the feed-forward's input."""
+
+    @property
+    def norms(self) -> tuple[str, ...]:
+        """Tensors that norm what goes into the two parts."""
+        if not self.pre_norms:
+            return ()
+        is_single = self.parallel or self.feed_forward is None
+        return ("attn_norm",) if is_single else ("attn_norm", self.ffn_norm)
 
     @property
     def attention(self) -> AttentionSpec:
@@ -204,6 +264,14 @@ class ModelSpec:
     """Multiplies the logits."""
     output_norm: str = "output_norm"
     """Tensor that norms the head's input."""
+    layer_norm: bool = False
+    """Norms on the way into a matrix subtract the mean, too."""
+    norm_bias: bool = False
+    """and add a bias."""
+
+    def for_context(self, context: int) -> "ModelSpec":
+        """As a server for requests of at most so many tokens computes it."""
+        return evolve(self, layers=tuple(_for_context(each, context) for each in self.layers))
 
     @property
     def has_states(self) -> bool:
@@ -215,3 +283,10 @@ class ModelSpec:
     def resumes_anywhere(self) -> bool:
         """Whether all layers keep the keys and values of all tokens."""
         return all(layer.state_class is StateClass.TOKEN for layer in self.layers)
+
+
+def _for_context(layer: LayerSpec, context: int) -> LayerSpec:
+    mixer = layer.mixer
+    if not isinstance(mixer, AttentionSpec | LatentAttentionSpec):
+        return layer
+    return evolve(layer, mixer=evolve(mixer, rope=mixer.rope.for_context(context)))

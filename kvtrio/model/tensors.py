@@ -6,7 +6,7 @@ from kvtrio.model.errors import ModelFileError, safe_name
 from kvtrio.model.gguf_file import DEQUANTISABLE
 from kvtrio.model.gguf_index import TensorInfo
 from kvtrio.model.layer_tensors import Shape, layer_tensors
-from kvtrio.model.spec import AttentionSpec, ModelSpec
+from kvtrio.model.spec import AttentionSpec, LatentAttentionSpec, Mixer, ModelSpec
 
 
 def needed_tensors(spec: ModelSpec) -> dict[str, Shape]:
@@ -15,15 +15,25 @@ def needed_tensors(spec: ModelSpec) -> dict[str, Shape]:
         "token_embd.weight": (spec.vocab_size, spec.hidden_size),
         f"{spec.output_norm}.weight": (spec.hidden_size,),
     }
+    if spec.norm_bias:
+        needed[f"{spec.output_norm}.bias"] = (spec.hidden_size,)
     if not spec.tied_output:
         needed["output.weight"] = (spec.vocab_size, spec.hidden_size)
     for layer in spec.layers:
         prefix = f"blk.{layer.index}."
         needed.update((prefix + name, s) for name, s in layer_tensors(layer, spec.hidden_size))
-        rope = layer.mixer.rope if isinstance(layer.mixer, AttentionSpec) else None
-        if rope is not None and rope.factors is not None:
-            needed[rope.factors] = (rope.num_rotated // 2,)
+        if spec.norm_bias:
+            needed |= {f"{prefix}{name}.bias": (spec.hidden_size,) for name in layer.norms}
+        needed |= _rope_tensors(layer.mixer)
     return needed
+
+
+def _rope_tensors(mixer: Mixer) -> dict[str, Shape]:
+    if not isinstance(mixer, AttentionSpec | LatentAttentionSpec):
+        return {}
+    rope = mixer.rope
+    names = [rope.factors, rope.long.tensor if rope.long else None]
+    return {name: (rope.num_rotated // 2,) for name in names if name is not None}
 
 
 def check_tensors(present: Mapping[str, TensorInfo], needed: Mapping[str, Shape]) -> None:

@@ -12,6 +12,7 @@ whatever thread has something to say: for a token at a time all that is most of 
 
 import os
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from attrs import define, field
@@ -35,8 +36,9 @@ class Line:
     _rest: bytes = field(init=False, default=b"")
 
     def open(self) -> None:
-        """For one answer. Raises ``OSError`` if the connection has gone."""
-        self._own = os.dup(self._fileno())
+        """For one answer."""
+        with suppress(OSError):  # the connection has gone: nothing will be written, either
+            self._own = os.dup(self._fileno())
 
     def close(self) -> None:
         """Nothing is written any more. Idempotent."""

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.slow
 # fmt: off
 EXACT = [
     "qwen3", "qwen2.dequant", "llama3", "llama256", "gemma3", "llama256-f16.dequant", "qwen35",
-    "lfm2", "mamba2",
+    "lfm2", "mamba2", "phi3", "phi3-short",
 ]
 # fmt: on
 CLEAR = 0.5
@@ -50,7 +50,9 @@ def test_exact_types_match_their_recordings(shared, name, isa):
     folder = shared / "tiny"
     cases = read_cases(folder / "golden" / f"{name}.json")
     with chosen_isa(isa):
-        backend = load_cpu(folder / "models" / f"{name.removesuffix('.dequant')}.gguf")
+        stem = name.removesuffix(".dequant").removesuffix("-short")
+        context = 1024 if name == "phi3-short" else 2048
+        backend = load_cpu(folder / "models" / f"{stem}.gguf", max_context=context)
     for case, forced in zip(cases, force(backend, cases), strict=True):
         check(case, forced, 2e-2 if name == "gemma3" else 1e-3)
 

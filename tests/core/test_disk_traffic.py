@@ -10,11 +10,12 @@ from attrs import define, evolve, field
 from harness.core_fakes import answer, config, submit
 from harness.fake_disk import FakeDisk
 from harness.memory import Memory
-from kvtrio.core import invariants
+from kvtrio.core import fetching, invariants
 from kvtrio.core.batch import Batch
 from kvtrio.core.config import CoreConfig, Group
 from kvtrio.core.events import Abort, Finished, Output, Submit, TokenOut
 from kvtrio.core.identity import AdapterUse, KeyMaker, Segment
+from kvtrio.core.keeping import LEAST_BYTES
 from kvtrio.core.machine import Core
 from kvtrio.core.types import FinishReason, StateClass
 from kvtrio.schedulers.stall_free import StallFree
@@ -165,8 +166,9 @@ class Traffic:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_random_traffic_with_a_disk(kind: str) -> None:
+def test_random_traffic_with_a_disk(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rules hold after every event, prompts are accounted for once, and the disk is of use."""
+    monkeypatch.setattr(fetching, "PIECE_BYTES", 2 * LEAST_BYTES)
     disk_bytes = 100_000 if kind == "hybrid" else 1_000_000
     traffic = Traffic(Random(kind), config(**KINDS[kind], disk_bytes=disk_bytes))
     for _ in range(2000):

@@ -7,9 +7,11 @@ import trio
 
 from harness.fake_disk import MemoryFiles
 from harness.virtual import SimSettings, SimStack, answer_of, sim_stack
+from kvtrio.core import fetching
 from kvtrio.core.config import Group
 from kvtrio.core.events import Finished
 from kvtrio.core.explain import CachePath
+from kvtrio.core.keeping import LEAST_BYTES
 from kvtrio.core.stored import StoreFault
 from kvtrio.core.types import FinishReason, StateClass
 
@@ -49,6 +51,20 @@ async def test_the_next_server_goes_on_where_this_one_was(kind: str, autojump_cl
         assert finished.cache.path is CachePath.DISK
         _, again = await ask(stack, (*known, 1, 2, 3))
         assert again.cache.num_disk_tokens == 0
+
+
+async def test_long_conversations_are_read_in_pieces(
+    autojump_clock: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One piece is read while another enters, and nothing is left out between them."""
+    monkeypatch.setattr(fetching, "PIECE_BYTES", 3 * LEAST_BYTES)
+    files, prompt = MemoryFiles(), tuple(range(200))
+    async with sim_stack(KINDS["attention"], files=files) as stack:
+        await ask(stack, prompt)
+        await stack.engine.settle()
+    async with sim_stack(KINDS["attention"], files=files) as stack:
+        _, finished = await ask(stack, prompt)
+        assert finished.cache.num_disk_tokens == len(prompt) - 1
 
 
 async def test_what_leaves_memory_is_found_again(autojump_clock: Any) -> None:

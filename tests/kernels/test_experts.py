@@ -1,11 +1,14 @@
 """Experts and gates against naive float64 loops."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
 
 from kvtrio.kernels import reference_attention
 from kvtrio.kernels import reference_experts as kernels
+from kvtrio.kernels.reference import gated
 
 RNG = np.random.default_rng(23)
 NUM_EXPERTS, NUM_USED, HIDDEN, SIZE = 5, 2, 8, 6
@@ -46,7 +49,8 @@ def test_each_row_gets_the_weighted_sum_of_its_experts(dtype, atol):
     """Whatever experts the other rows use."""
     x, (gate, up, down) = tensor(9, HIDDEN, dtype=dtype), matrices(dtype)
     choice = kernels.choose_experts(tensor(9, NUM_EXPERTS), NUM_USED)
-    out = kernels.apply_experts(x, choice, (gate, up, down), gelu_tanh=False)
+    active = partial(gated, gelu_tanh=False)
+    out = kernels.apply_experts(x, choice, kernels.Matrices(gate, up, down), active)
     assert out.dtype == torch.float32
     for row in range(9):
         expected = np.zeros(HIDDEN)

@@ -118,6 +118,15 @@ async def test_a_line_writes_to_its_own_connection_or_to_nobody() -> None:
         line.close()
 
 
+def test_a_connection_that_has_gone_takes_nothing() -> None:
+    """Opening its line is no error; what is written is left for the long way, which finds out."""
+    line = Line(lambda: -1, trio.sleep)
+    line.open()
+    line.write(b"x", 1.0)
+    assert not line.is_free()
+    line.close()
+
+
 def test_only_bodies_in_chunks_have_a_line() -> None:
     """HTTP/1.0 has none, and so has a connection that is no socket."""
     line = Line(lambda: 0, trio.sleep)
