@@ -13,6 +13,7 @@ from kvtrio.model.errors import ModelFileError
 from kvtrio.model.gguf_file import TensorInfo
 from kvtrio.model.layer_tensors import is_matrix, layer_tensors
 from kvtrio.model.spec import LayerSpec, ModelSpec
+from kvtrio.model.tensors import norm_biases
 
 STACKS = (
     ("attn_qkv.weight", ("attn_q.weight", "attn_k.weight", "attn_v.weight")),
@@ -43,6 +44,7 @@ def weight_plan(spec: ModelSpec) -> dict[str, tuple[str, ...]]:
     """Names of the tensors to keep, each with the file's tensors that are stacked into it."""
     names = ["token_embd.weight", f"{spec.output_norm}.weight"]
     names += [] if spec.tied_output else ["output.weight"]
+    names += norm_biases(spec)
     plan: dict[str, tuple[str, ...]] = {name: (name,) for name in names}
     for layer in spec.layers:
         plan |= _layer_plan(layer, spec.hidden_size)

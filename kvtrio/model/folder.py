@@ -17,9 +17,10 @@ import numpy as np
 from attrs import define, field
 
 from kvtrio.model.errors import ModelFileError, safe_name
-from kvtrio.model.folder_config import FolderModel, llama3_factors
+from kvtrio.model.folder_config import FolderModel
 from kvtrio.model.folder_kinds import read_config
 from kvtrio.model.folder_moves import Recipe, Shape
+from kvtrio.model.folder_ropes import made_factors
 from kvtrio.model.folder_tensors import recipes
 from kvtrio.model.folder_tokenizer import read_tokenizer
 from kvtrio.model.gguf_file import map_file
@@ -34,7 +35,6 @@ CONFIG, INDEX, WEIGHTS = "config.json", "model.safetensors.index.json", "model.s
 PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "model.pt", "consolidated.00.pth")
 MAX_JSON_BYTES = 64 << 20
 MAX_PARTS = 1000
-FACTORS = "rope_freqs.weight"
 Kind = gguf.GGMLQuantizationType
 _TYPES = {"F32": Kind.F32, "F16": Kind.F16, "BF16": Kind.BF16}
 _STORED: dict[str, np.dtype[Any]] = {
@@ -156,7 +156,7 @@ def _open(path: Path, folder: OpenPath, maps: list[mmap]) -> FolderFile:
         where |= dict.fromkeys(file.tensors, file)
     shapes = {name: file.tensors[name].shape for name, file in where.items()}
     wanted = recipes(model, shapes)
-    made = _made(model)
+    made = made_factors(model)
     tensors = {name: _info(name, recipe, where, shapes) for name, recipe in wanted.items()}
     tensors |= {name: _made_info(name, array) for name, array in made.items()}
     tokenizer = read_tokenizer(folder, model)
@@ -225,11 +225,6 @@ def _info(
     is_kept = is_matrix(name, shape) and recipe.compute is None
     kind = _TYPES[kinds.pop()] if is_kept else Kind.F32
     return _tensor(name, shape, kind)
-
-
-def _made(model: FolderModel) -> dict[str, np.ndarray]:
-    factors = llama3_factors(model) if model.architecture == "llama" else None
-    return {} if factors is None else {FACTORS: factors}
 
 
 def _made_info(name: str, array: np.ndarray) -> TensorInfo:

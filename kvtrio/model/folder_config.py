@@ -4,10 +4,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 from attrs import frozen
 
-from kvtrio.model.errors import ModelFileError, safe_name
+from kvtrio.model.errors import ModelFileError
 from kvtrio.model.gguf_reader import MetaValue
 
 MAX_LAYERS = 1024
@@ -98,7 +97,8 @@ class FolderModel:
 # --- what most have ---
 
 
-def common(config: Config) -> Values:
+def attending(config: Config) -> Values:
+    """Sizes and heads, of models with RMSNorm and gated feed-forwards; rope comes on top."""
     num_heads = config.whole("num_attention_heads")
     hidden = config.whole("hidden_size")
     if num_heads < 1:
@@ -112,7 +112,6 @@ def common(config: Config) -> Values:
         "attention.head_count_kv": config.whole("num_key_value_heads", num_heads),
         "attention.key_length": head_dim,
         "attention.value_length": head_dim,
-        **_rope(config, head_dim),
     }
 
 
@@ -136,45 +135,6 @@ def rope_of(config: Config) -> Config:
     return Config({})
 
 
-def _rope(config: Config, head_dim: int) -> Values:
+def rope_kind(config: Config) -> str:
     rope = rope_of(config)
-    base = rope.number("rope_theta", config.number("rope_theta", 10000.0))
-    share = rope.number("partial_rotary_factor", config.number("partial_rotary_factor", 1.0))
-    return {
-        "rope.freq_base": base,
-        "rope.dimension_count": int(head_dim * share),
-        **_rope_scaling(rope),
-    }
-
-
-def _rope_scaling(rope: Config) -> Values:
-    kind = rope.text("rope_type", rope.text("type", "default"))
-    match kind:
-        case "default" | "llama3" | "mrope":
-            return {}  # llama3: factors, which are a tensor
-        case "linear":
-            return {"rope.scaling.type": "linear", "rope.scaling.factor": rope.number("factor")}
-    raise ModelFileError(f"config.json: rope scaling {safe_name(kind)} is not supported")
-
-
-def llama3_factors(model: FolderModel) -> np.ndarray | None:
-    """Divisors of a llama 3 rope's frequencies, float32 [rotated / 2]; None where there are none.
-
-    By wavelength: below original context / high_freq_factor as they are, above original context /
-    low_freq_factor divided by the factor, in between a blend (``transformers``' rope "llama3").
-    """
-    rope = rope_of(model.config)
-    if rope.text("rope_type", rope.text("type", "default")) != "llama3":
-        return None
-    rotated, base = model.values["rope.dimension_count"], model.values["rope.freq_base"]
-    assert isinstance(rotated, int)
-    assert isinstance(base, float)
-    context = rope.number("original_max_position_embeddings")
-    low, high = rope.number("low_freq_factor"), rope.number("high_freq_factor")
-    factor = rope.number("factor")
-    if not (0 < low < high and factor > 0 and base > 0 and 0 < rotated <= 8192):
-        raise ModelFileError("config.json: impossible rope parameters")
-    wavelengths = 2 * np.pi * base ** (np.arange(0, rotated, 2) / rotated)
-    blend = np.clip((context / wavelengths - low) / (high - low), 0.0, 1.0)
-    factors: np.ndarray = (1.0 / ((1.0 - blend) / factor + blend)).astype(np.float32)
-    return factors
+    return rope.text("rope_type", rope.text("type", "default"))

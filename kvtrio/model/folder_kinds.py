@@ -17,10 +17,11 @@ from kvtrio.model.folder_config import (
     Config,
     FolderModel,
     Values,
-    common,
     rope_of,
     sizes_of,
 )
+from kvtrio.model.folder_kinds_more import MORE_KINDS
+from kvtrio.model.folder_ropes import common
 from kvtrio.model.safetensors_file import parse_json
 
 
@@ -237,5 +238,6 @@ KINDS: Mapping[str, tuple[str, Callable[[Config], Values]]] = {
     "granitemoehybrid": ("granitehybrid", _granite_hybrid),
     "qwen3_next": ("qwen3next", _qwen3_next),
     "qwen3_5_text": ("qwen35", _delta_net),
+    **MORE_KINDS,
 }
 """model_type: our architecture, and how its numbers are read."""

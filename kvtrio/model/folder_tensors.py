@@ -17,6 +17,7 @@ from kvtrio.model.errors import ModelFileError, safe_name
 from kvtrio.model.families import FAMILIES
 from kvtrio.model.folder_config import FolderModel
 from kvtrio.model.folder_delta_net import delta_net_rules
+from kvtrio.model.folder_more import WITH_GUESSES, more_rules
 from kvtrio.model.folder_moves import (
     AS_IS,
     CONV,
@@ -86,6 +87,7 @@ _OUTSIDE: Mapping[str, str] = {
     "embeddings.weight": "token_embd.weight",
     "norm.weight": "output_norm.weight",
     "norm_f.weight": "output_norm.weight",
+    "norm.bias": "output_norm.bias",
     "embedding_norm.weight": "token_embd_norm.weight",
     "lm_head.weight": "output.weight",
 }
@@ -103,11 +105,14 @@ def recipes(model: FolderModel, stored: Mapping[str, tuple[int, ...]]) -> dict[s
     rules, found = _rules(model), dict[str, Recipe]()
     experts: dict[str, dict[int, str]] = {}
     is_tied = model.config.flag("tie_word_embeddings", _ties_by_default(model.kind))
+    end = model.config.whole("num_hidden_layers")
     for name in stored:
         path = next((name[len(p) :] for p in _PREFIXES if name.startswith(p)), name)
         if path.startswith(("vision_tower.", "multi_modal_projector.", "visual.", "mtp.")):
             continue  # images, and guesses at several tokens: nothing of the text model
         layer = _LAYER.fullmatch(path)
+        if layer is not None and int(layer[1]) >= end and model.kind in WITH_GUESSES:
+            continue
         if layer is None:
             if path not in _OUTSIDE:
                 raise _unknown(name)
@@ -129,7 +134,7 @@ def recipes(model: FolderModel, stored: Mapping[str, tuple[int, ...]]) -> dict[s
 
 
 def _ties_by_default(kind: str) -> bool:
-    return kind in ("gemma3_text", "lfm2")
+    return kind in ("gemma2", "gemma3_text", "lfm2", "starcoder2", "cohere")
 
 
 def _outside(model: FolderModel, path: str, name: str) -> Recipe:
@@ -154,7 +159,7 @@ def _unknown(name: str) -> ModelFileError:
 
 # --- kinds that differ ---
 
-_ZERO_CENTRED = ("gemma3_text", "qwen3_next", "qwen3_5_text")
+_ZERO_CENTRED = ("gemma2", "gemma3_text", "qwen3_next", "qwen3_5_text")
 """Whose norms multiply by one more than what is stored."""
 
 
@@ -176,8 +181,12 @@ def _rules(model: FolderModel) -> dict[str, list[Rule]]:
             rules |= _mamba2(model, "mamba.") | _granite(model)
         case "qwen3_next" | "qwen3_5_text":
             rules |= delta_net_rules(model)
-        case "gemma3_text":
+        case "gemma2" | "gemma3_text":
             rules |= _gemma3()
+        case "granitemoe":
+            rules |= _granite(model)
+        case _:
+            rules |= more_rules(model)
     if model.kind in _ZERO_CENTRED:
         _centre(rules)
     return rules

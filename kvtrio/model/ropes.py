@@ -53,7 +53,7 @@ def read_rope(source: Source, most: int, *, is_sliding: bool) -> RopeSpec:
         scale=_linear_scale(fields) if kind == "linear" else 1.0,
         factors=factors,
         long=long,
-        magnitude=fields.number("rope.scaling.attn_factor", MAGNITUDE, 1.0) if long else 1.0,
+        magnitude=fields.number("rope.scaling.attn_factor", MAGNITUDE, 1.0),
     )
 
 

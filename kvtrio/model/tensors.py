@@ -15,17 +15,22 @@ def needed_tensors(spec: ModelSpec) -> dict[str, Shape]:
         "token_embd.weight": (spec.vocab_size, spec.hidden_size),
         f"{spec.output_norm}.weight": (spec.hidden_size,),
     }
-    if spec.norm_bias:
-        needed[f"{spec.output_norm}.bias"] = (spec.hidden_size,)
+    needed |= dict.fromkeys(norm_biases(spec), (spec.hidden_size,))
     if not spec.tied_output:
         needed["output.weight"] = (spec.vocab_size, spec.hidden_size)
     for layer in spec.layers:
         prefix = f"blk.{layer.index}."
         needed.update((prefix + name, s) for name, s in layer_tensors(layer, spec.hidden_size))
-        if spec.norm_bias:
-            needed |= {f"{prefix}{name}.bias": (spec.hidden_size,) for name in layer.norms}
         needed |= _rope_tensors(layer.mixer)
     return needed
+
+
+def norm_biases(spec: ModelSpec) -> list[str]:
+    """Their names, where norms have some."""
+    if not spec.norm_bias:
+        return []
+    names = [f"blk.{layer.index}.{name}" for layer in spec.layers for name in layer.norms]
+    return [f"{name}.bias" for name in (*names, spec.output_norm)]
 
 
 def _rope_tensors(mixer: Mixer) -> dict[str, Shape]:

@@ -39,6 +39,32 @@ DELTA_NET = {
     "linear_key_head_dim": 16,
     "linear_value_head_dim": 16,
 }
+SCORED_EXPERTS = {
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "n_shared_experts": 1,
+    "moe_intermediate_size": 48,
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 1.5,
+}
+LATENT = {
+    **SCORED_EXPERTS,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "intermediate_size": 128,
+    "kv_lora_rank": 32,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 16,
+    "v_head_dim": 16,
+}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+SHORT = {
+    "rope_type": "longrope",
+    "short_factor": [1.0, 1.1, 1.2, 1.3, 1.5, 2.0],
+    "long_factor": [1.0, 1.5, 2.5, 4.0, 8.0, 16.0],
+    "partial_rotary_factor": 0.75,
+    "original_max_position_embeddings": 2048,
+}
 MODELS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "llama": ("Llama", {**ATTENTION, "rope_parameters": LLAMA3}),
     "mistral": ("Mistral", {**ATTENTION, "sliding_window": None, "tie_word_embeddings": True}),
@@ -97,8 +123,74 @@ MODELS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
         },
     ),
     "qwen3_5_text": ("Qwen3_5Text", {**ATTENTION, **DELTA_NET}),
+    "phi3": (
+        "Phi3",
+        {
+            **ATTENTION,
+            "rope_parameters": SHORT | {"original_max_position_embeddings": 64},
+            "original_max_position_embeddings": 64,
+        },
+    ),
+    "phi3-short": (
+        "Phi3",
+        {
+            **ATTENTION,
+            "rope_parameters": SHORT,
+            "max_position_embeddings": 4096,
+            "original_max_position_embeddings": 2048,
+        },
+    ),
+    "gpt_oss": (
+        "GptOss",
+        {
+            **ATTENTION,
+            "head_dim": 16,
+            "num_local_experts": 8,
+            "num_experts_per_tok": 4,
+            "sliding_window": 32,
+        },
+    ),
+    "glm4_moe": (
+        "Glm4Moe",
+        {**ATTENTION, **SCORED_EXPERTS, "head_dim": 16, "attention_bias": True},
+    ),
+    "glm4_moe-norms": ("Glm4Moe", {**ATTENTION, **SCORED_EXPERTS, "use_qk_norm": True}),
+    "deepseek_v2": (
+        "DeepseekV2",
+        {
+            **LATENT,
+            "q_lora_rank": None,
+            "rope_parameters": YARN | {"mscale": 0.707, "mscale_all_dim": 0.707},
+        },
+    ),
+    "deepseek_v3": (
+        "DeepseekV3",
+        {**LATENT, "q_lora_rank": 48, "n_group": 4, "topk_group": 2, "rope_parameters": YARN},
+    ),
+    "gemma2": (
+        "Gemma2",
+        {**ATTENTION, "head_dim": 32, "sliding_window": 64, "query_pre_attn_scalar": 24},
+    ),
+    "olmo2": ("Olmo2", {**ATTENTION}),
+    "granite": (
+        "Granite",
+        {
+            **ATTENTION,
+            "embedding_multiplier": 3.0,
+            "residual_multiplier": 0.5,
+            "attention_multiplier": 0.2,
+            "logits_scaling": 2.0,
+        },
+    ),
+    "granitemoe": (
+        "GraniteMoe",
+        {**ATTENTION, "num_local_experts": 8, "attention_multiplier": 0.2},
+    ),
+    "glm4": ("Glm4", {**ATTENTION, "head_dim": 16}),
+    "starcoder2": ("Starcoder2", {**ATTENTION}),
+    "cohere": ("Cohere", {**ATTENTION, "logit_scale": 0.25}),
 }
-"""model_type to the name before ``Config``, and its sizes."""
+"""model_type, and what is special about it, to the name before ``Config``, and its sizes."""
 
 
 def make_folder(folder: Path, kind: str, **saving: Any) -> Any:
