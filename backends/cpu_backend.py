@@ -20,7 +20,7 @@ from kvtrio.backends.cpu_memory import (
 from kvtrio.backends.cpu_model import Limits, NativeModel, Stored, make_model, require_kernels
 from kvtrio.backends.cpu_native import Native, floats_at
 from kvtrio.backends.cpu_places import CpuPlaces
-from kvtrio.backends.cpu_sampling import RowPlan, plan_rows, sample_rows
+from kvtrio.backends.cpu_sampling import RowPlan, plan_rows, sample_finite, sample_rows
 from kvtrio.backends.cpu_step import StepWriter
 from kvtrio.backends.cpu_weights import (
     MatrixPlan,
@@ -46,7 +46,7 @@ from kvtrio.backends.memory import (
     shrunk_host_bytes,
 )
 from kvtrio.backends.moves import run_moves
-from kvtrio.core.batch import Batch, StepResult
+from kvtrio.core.batch import Batch, Sampled, SampleRow, StepResult
 from kvtrio.model.adapters import AdapterData
 from kvtrio.model.spec import ModelSpec
 
@@ -105,23 +105,29 @@ class CpuBackend:
         return self._open().info
 
     def step(self, batch: Batch) -> StepResult:
-        """See ``Backend.step``. Raises FloatingPointError when the logits are not finite."""
+        """See ``Backend.step``."""
         parts = self._open()
         rows = [chunk.sample for chunk in batch.chunks if chunk.sample is not None]
         plans = plan_rows(rows, parts.info.vocab_size)
         saved = run_moves(parts.places, batch)
         self._run(batch, plans)
-        answers, step = parts.writer.answers, parts.writer.step
-        if not all(answers.is_finite[: len(rows)]):
-            raise FloatingPointError("the forward pass produced logits that are not finite")
         if not rows:
             return StepResult((None,) * len(batch.chunks), saved)
-        sampled = sample_rows(rows, plans, answers.candidates(step, parts.logits))
+        sampled = self._sampled(rows, plans)
         if len(rows) == len(batch.chunks):
             return StepResult(sampled, saved)
         each = iter(sampled)
         every = tuple(next(each) if chunk.sample else None for chunk in batch.chunks)
         return StepResult(every, saved)
+
+    def _sampled(self, rows: list[SampleRow], plans: list[RowPlan]) -> tuple[Sampled | None, ...]:
+        parts = self._open()
+        answers = parts.writer.answers
+        found = answers.candidates(parts.writer.step, parts.logits)
+        are_finite = answers.is_finite[: len(rows)]
+        if all(are_finite):
+            return sample_rows(rows, plans, found)
+        return sample_finite(rows, plans, found, are_finite)
 
     def logits(self, batch: Batch) -> NDArray[np.float32]:
         """Run a step without choosing: raw logits of the sampled rows, [M, vocab], a copy."""

@@ -146,6 +146,24 @@ def sample_rows(
     )
 
 
+def sample_finite(
+    rows: Sequence[SampleRow],
+    plans: Sequence[RowPlan],
+    found: Candidates,
+    are_finite: Sequence[int],
+) -> tuple[Sampled | None, ...]:
+    """One token per row whose logits are all finite, None for the others."""
+    kept = [i for i, is_finite in enumerate(are_finite) if is_finite]
+    few = Candidates(
+        values=[found.values[i] for i in kept],
+        ids=[found.ids[i] for i in kept],
+        log_sums=[found.log_sums[i] for i in kept],
+        logits=found.logits[kept],
+    )
+    each = iter(sample_rows([rows[i] for i in kept], [plans[i] for i in kept], few))
+    return tuple(next(each) if is_finite else None for is_finite in are_finite)
+
+
 def _tokens(rows: Sequence[SampleRow], plans: Sequence[RowPlan], found: Candidates) -> list[int]:
     chosen = []
     for i, (row, plan) in enumerate(zip(rows, plans, strict=True)):

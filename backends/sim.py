@@ -66,7 +66,8 @@ class Moment:
     row: SampleRow
 
 
-TokenFunction = Callable[[Moment], int]
+TokenFunction = Callable[[Moment], int | None]
+"""None stands for logits that are not finite."""
 
 
 @frozen
@@ -214,6 +215,8 @@ class SimBackend:
             Moment(chunk.request_id, track.num_sampled, chunk.end, digest, chunk.sample)
         )
         track.num_sampled += 1
+        if token_id is None:
+            return None
         return _reported(token_id, chunk.sample.params.num_logprobs, self.info.vocab_size)
 
     def _track(self, request_id: RequestId) -> "_Track":

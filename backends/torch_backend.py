@@ -107,7 +107,7 @@ class TorchBackend:
         return self._open().info
 
     def step(self, batch: Batch) -> StepResult:
-        """See ``Backend.step``. Raises FloatingPointError when the logits are not finite."""
+        """See ``Backend.step``."""
         ops = self._open().ops
         with torch.inference_mode():
             saved = run_moves(self, batch)

@@ -21,7 +21,7 @@ from kvtrio.model.spec import AttentionSpec, LayerSpec, RopeStyle
 
 
 class TorchOps(TorchRecurrent, TorchLatent, TorchFeedForward):
-    """Implements ``Ops[TorchStep, Tensor, tuple[Sampled, ...]]``.
+    """Implements ``Ops[TorchStep, Tensor, tuple[Sampled | None, ...]]``.
 
     The residual stream, and q and k between projection and cache, are float32; what enters or
     leaves a matrix has the compute type. Types of the operations as their kernels say.
@@ -98,7 +98,7 @@ class TorchOps(TorchRecurrent, TorchLatent, TorchFeedForward):
         out = add_changes(step.sampled_adapters, x, out, HEAD)
         return out if softcap is None else kernels.softcap(out, softcap)
 
-    def sample(self, step: TorchStep, logits: Tensor) -> tuple[Sampled, ...]:
+    def sample(self, step: TorchStep, logits: Tensor) -> tuple[Sampled | None, ...]:
         return sample_rows(logits, step.samples)
 
     def _project(

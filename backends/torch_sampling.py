@@ -11,14 +11,19 @@ from kvtrio.core.sampling import SamplingParams
 from kvtrio.kernels import sampling as kernels
 
 
-def sample_rows(logits: Tensor, rows: Sequence[SampleRow]) -> tuple[Sampled, ...]:
-    """One token per row of logits float32 [M, V].
+def sample_rows(logits: Tensor, rows: Sequence[SampleRow]) -> tuple[Sampled | None, ...]:
+    """One token per row of logits float32 [M, V]; None where one of them is not finite."""
+    are_finite = torch.isfinite(logits).all(-1).tolist()
+    if all(are_finite):
+        return _sample(logits, rows)
+    kept = [i for i, is_finite in enumerate(are_finite) if is_finite]
+    each = iter(_sample(logits[kept], [rows[i] for i in kept]))
+    return tuple(next(each) if is_finite else None for is_finite in are_finite)
 
-    Raises FloatingPointError when a logit is not finite.
-    """
+
+def _sample(logits: Tensor, rows: Sequence[SampleRow]) -> tuple[Sampled, ...]:
     if not rows:
         return ()
-    kernels.require_finite(logits)
     chosen = _choose(_adjusted(logits, rows), rows)
     reported = _reports(logits, rows, chosen)
     return tuple(reported.get(i, Sampled(token)) for i, token in enumerate(chosen))

@@ -59,12 +59,6 @@ class Filters:
     """In [0, 1)."""
 
 
-def require_finite(logits: Tensor) -> None:
-    """Raise FloatingPointError for a NaN or an infinity: the fault is in the forward pass."""
-    if not bool(torch.isfinite(logits).all()):
-        raise FloatingPointError("the forward pass produced logits that are not finite")
-
-
 def adjust(logits: Tensor, bias: Bias, penalties: Penalties) -> Tensor:
     """Logits float32 [M, V] with bias, then penalties, as a new tensor.
 

@@ -125,7 +125,10 @@ class Sampled:
 
 @message
 class StepResult:
-    """Answer to a ``Batch``: one entry per chunk, None where nothing was sampled."""
+    """Answer to a ``Batch``: one entry per chunk, None where nothing was sampled.
+
+    Where the chunk asks for a token and there is none, its logits were not finite: its request has
+    no next token, and ends."""
 
     sampled: tuple[Sampled | None, ...]
     saved: tuple[tuple[bytes, ...], ...] = ()

@@ -72,6 +72,8 @@ def _book_row(state: State, request: Request, sampled: Sampled | None, step: _St
         step.outputs.append(state.finish(request, FinishReason.ABORT, step.now))
     elif sampled is not None:
         _append(state, request, sampled, step)
+    else:  # a row always asks
+        step.outputs.append(state.finish(request, FinishReason.ERROR, step.now))
 
 
 def _book_chunk(
@@ -86,6 +88,8 @@ def _book_chunk(
     step.outputs.extend(_announcements(request))
     if sampled is not None:
         _append(state, request, sampled, step)
+    elif chunk.sample is not None:
+        step.outputs.append(state.finish(request, FinishReason.ERROR, step.now))
     if request.is_decoding and request.state is RequestState.RUNNING:
         state.streams.enter(request)
 

@@ -18,6 +18,7 @@ class FinishReason(Enum):
     DEADLINE = "deadline"
     """It did not start in time."""
     ERROR = "error"
+    """The model gave no finite numbers for its next token."""
 
 
 class GapCause(Enum):

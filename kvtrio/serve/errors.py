@@ -207,6 +207,12 @@ QUEUE_TOKENS = ErrorSpec(
 INTERNAL = ErrorSpec(
     "internal", 500, "server_error", "the server failed on this request; it has been logged"
 )
+NOT_FINITE = ErrorSpec(
+    "not_finite",
+    500,
+    "server_error",
+    "the model, with the adapters of this request, gives no finite numbers for it",
+)
 DRAINING = ErrorSpec(
     "draining", 503, UNAVAILABLE, "the server is shutting down and takes no new requests", 5
 )

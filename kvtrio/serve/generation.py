@@ -17,6 +17,7 @@ from kvtrio.serve.errors import (
     DEADLINE,
     DRAINING,
     EMPTY_PROMPT,
+    NOT_FINITE,
     QUEUE_FULL,
     QUEUE_TOKENS,
     STOPPED,
@@ -169,7 +170,9 @@ class Generation:
         if finished.reason is FinishReason.DEADLINE:
             retry_after_s = self._engine.predicted_start_s()
             raise ApiError(DEADLINE, retry_after_s=retry_after_s, predicted_s=self.predicted_s)
-        if finished.reason in (FinishReason.ABORT, FinishReason.ERROR):
+        if finished.reason is FinishReason.ERROR:
+            raise ApiError(NOT_FINITE)
+        if finished.reason is FinishReason.ABORT:
             raise ApiError(STOPPED)
         text = "" if choice.is_silent else finished.text
         choice.finished = finished

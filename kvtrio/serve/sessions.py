@@ -177,9 +177,14 @@ class Sessions:
             value = await self.beside.run(context.__enter__)
         try:
             yield value
-        finally:
-            with trio.CancelScope(shield=True):
-                await self.beside.run(context.__exit__, None, None, None)
+        except BaseException:
+            await self._leave(context)
+            raise
+        await self._leave(context)
+
+    async def _leave(self, context: AbstractContextManager[T]) -> None:
+        with trio.CancelScope(shield=True):
+            await self.beside.run(context.__exit__, None, None, None)
 
 
 def _change(what: SessionEvent, name: Digest, note: _Note, duration_s: float) -> SessionChange:

@@ -51,7 +51,7 @@ class Warmed:
                 self._num_known = output.num_cached_tokens + output.num_computed_tokens
                 self._num_computed += output.num_computed_tokens
                 self._num_computed_now = 0
-                self.is_complete = output.reason is not FinishReason.ABORT
+                self.is_complete = output.reason not in (FinishReason.ABORT, FinishReason.ERROR)
 
     @property
     def num_computed(self) -> int:

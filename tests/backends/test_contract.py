@@ -9,6 +9,7 @@ import torch
 from attrs import evolve
 
 from harness.backends import KINDS, Kind
+from harness.torch_adapters import loaded, random_adapter
 from harness.torch_models import GREEDY, PLAIN, WINDOWED, Driver, RandomFile, random_file
 from kvtrio.backends.base import BackendError
 from kvtrio.core.batch import Batch, Copy
@@ -91,11 +92,25 @@ def test_damaged_weights_are_refused_by_name(kind, name, value):
         kind.load(damaged(name, value, 7), PLAIN)
 
 
-def test_logits_that_are_not_finite_stop_the_step(kind):
+def test_logits_that_are_not_finite_have_no_token(kind):
     """Nothing is sampled from a broken forward pass."""
     driver = Driver(kind.load(damaged("output_norm.weight", 3e38, slice(None)), PLAIN))
-    with pytest.raises(FloatingPointError):
-        driver.tokens(driver.chunk(1, 0, [1, 2]))
+    assert driver.tokens(driver.chunk(1, 0, [1, 2])) == [None]
+
+
+def test_one_request_without_finite_numbers_is_alone_with_it(kind):
+    """An adapter that blows up takes its own token away, and changes nobody else's."""
+    backend = kind.make(PLAIN)
+    huge = random_adapter(PLAIN, 1)
+    targets = {name: evolve(each, scaling=1e30) for name, each in huge.targets.items()}
+    uses = loaded(backend, evolve(huge, targets=targets)).uses([(huge, 1.0)])
+    driver = Driver(backend)
+    expected = driver.tokens(driver.chunk(1, 0, [1, 2, 3]), driver.chunk(2, 0, [4, 5]))
+    driver.tables.clear()
+    before, after = driver.chunk(1, 0, [1, 2, 3]), driver.chunk(2, 0, [4, 5])
+    params = SamplingParams(temperature=0.0, num_logprobs=2)
+    broken = evolve(driver.chunk(3, 0, [7, 8]), adapters=uses, sample=evolve(GREEDY, params=params))
+    assert driver.tokens(before, broken, after) == [expected[0], None, expected[1]]
 
 
 # --- copies ---

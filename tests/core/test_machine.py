@@ -4,6 +4,7 @@ import pytest
 
 from harness.core_fakes import NumberMatcher, answer, make_core, submit
 from kvtrio.core import invariants
+from kvtrio.core.batch import StepResult
 from kvtrio.core.events import Abort, Drain, Finished, Progress, Rejected, Started, TokenOut
 from kvtrio.core.policy import Plan, PolicyError, Share, View
 from kvtrio.core.types import FinishReason, RejectReason, RequestId
@@ -147,6 +148,29 @@ def test_draining_refuses_new_and_finishes_old():
     (rejected,) = core.handle(submit(2), 0.0)
     assert rejected.reason is RejectReason.DRAINING
     assert [f.reason for f in of(Finished, run(core))] == [FinishReason.LENGTH]
+
+
+@pytest.mark.parametrize("num_tokens", [0, 1])
+def test_a_request_without_its_next_token_ends_alone(num_tokens):
+    """One whose logits were not finite, right behind its prompt or later, frees all it held; the
+    others go on."""
+    core = make_core()
+    for number in (1, 2):
+        core.handle(submit(number), 0.0)
+    for _ in range(num_tokens):
+        batch = core.schedule(0.0)
+        core.update(batch, answer(batch), 0.0)
+    batch = core.schedule(0.0)
+    sampled = tuple(
+        None if chunk.request_id == 1 else each
+        for chunk, each in zip(batch.chunks, answer(batch).sampled, strict=True)
+    )
+    (finished,) = [f for f in core.update(batch, StepResult(sampled), 0.0) if type(f) is Finished]
+    assert (finished.request_id, finished.reason) == (1, FinishReason.ERROR)
+    assert finished.num_generated_tokens == num_tokens
+    invariants.check(core)
+    assert [f.reason for f in of(Finished, run(core))] == [FinishReason.LENGTH]
+    assert num_held(core) == 0
 
 
 def test_abort_while_waiting_or_between_steps_frees_at_once():

@@ -7,6 +7,7 @@ import pytest
 import trio
 
 from harness.serving import serving
+from harness.virtual import SimSettings
 from harness.virtual_http import Call
 from kvtrio.serve.errors import CATALOGUE, CONTEXT_SIZE, ApiError, ErrorSpec
 
@@ -120,3 +121,22 @@ async def test_our_fault_is_a_500_without_a_word_of_it(
         assert answer.error["type"] == "server_error"
         assert not re.search(r"zero|division|0x[0-9a-f]{6}|\.py", answer.error["message"])
         assert [record.levelname for record in caplog.records] == ["ERROR"]
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+async def test_a_request_without_finite_numbers_fails_and_others_do_not(
+    autojump_clock: Any, is_streamed: bool
+) -> None:
+    """It gets an error of its own, also in the middle of its stream; the server goes on."""
+    sim = SimSettings(
+        token_function=lambda moment: (
+            None if moment.row.params.temperature == 2.0 and moment.index == 2 else ord("a")
+        )
+    )
+    body = {"prompt": "hi", "n_predict": 4, "stream": is_streamed}
+    async with serving(sim=sim) as server:
+        broken = await server.post("/completion", {**body, "temperature": 2.0})
+        error = broken.events[-1]["error"] if is_streamed else broken.error
+        assert error["kvtrio"]["code"] == "not_finite"
+        assert broken.status == (200 if is_streamed else 500)
+        assert (await server.post("/completion", {**body, "stream": False})).status == 200
