@@ -12,7 +12,16 @@ from kvtrio.backends.cpu_program import Kind, Op, Program, program
 from kvtrio.backends.cpu_recurrent import Names, recurrent
 from kvtrio.backends.cpu_weights import Weights
 from kvtrio.kernels import cpu_abi as abi
-from kvtrio.model.spec import Activation, AttentionSpec, LayerSpec, ModelSpec, RopeSpec, RopeStyle
+from kvtrio.model.spec import (
+    Activation,
+    AttentionSpec,
+    ExpertsSpec,
+    LayerSpec,
+    ModelSpec,
+    RopeSpec,
+    RopeStyle,
+    RoutingSpec,
+)
 
 ACTIVATIONS = {
     Activation.SILU: abi.Activation.SILU,
@@ -62,10 +71,16 @@ def require_kernels(spec: ModelSpec) -> None:
 
 
 def _is_computed(layer: LayerSpec) -> bool:
-    """Whether the kernels compute all that the flags of its attention say."""
-    spec = layer.mixer
-    return not isinstance(spec, AttentionSpec) or not (
-        spec.sinks or spec.joint_norm or spec.rope.divisors
+    """Whether the kernels compute all that the flags of its attention and its experts say."""
+    mixer, experts = layer.mixer, layer.feed_forward
+    if isinstance(mixer, AttentionSpec) and (
+        mixer.sinks or mixer.joint_norm or mixer.rope.divisors or mixer.temperature
+    ):
+        return False
+    return not isinstance(experts, ExpertsSpec) or (
+        experts.routing == RoutingSpec()
+        and not experts.biases
+        and experts.activation in ACTIVATIONS
     )
 
 

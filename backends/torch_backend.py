@@ -52,7 +52,7 @@ DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
 
 
 @frozen(eq=False)
-class _Parts:
+class Parts:
     """What a loaded backend consists of."""
 
     info: BackendInfo
@@ -66,9 +66,9 @@ class _Parts:
 class TorchBackend:
     """Implements ``Backend``; make one with ``load``."""
 
-    def __init__(self, spec: ModelSpec, parts: _Parts) -> None:
+    def __init__(self, spec: ModelSpec, parts: Parts) -> None:
         self._spec = spec
-        self._parts: _Parts | None = parts
+        self._parts: Parts | None = parts
 
     @classmethod
     def load(cls, file: TensorFile, spec: ModelSpec, settings: BackendSettings) -> Self:
@@ -78,7 +78,7 @@ class TorchBackend:
         not there, too little memory, or a recurrent model without slots for its state;
         ModelFileError for damaged weights.
         """
-        dtype, device = _dtype(settings.dtype), _device(settings.device)
+        dtype, device = dtype_of(settings.dtype), device_of(settings.device)
         spec = spec.for_context(settings.max_context)
         if settings.num_threads is not None:
             torch.set_num_threads(settings.num_threads)
@@ -93,14 +93,14 @@ class TorchBackend:
             pools = make_arenas(groups, info, dtype, device)
             layout = StepLayout(
                 groups=groups,
-                ropes=_ropes(file, spec),
+                ropes=ropes_of(file, spec),
                 block_size=settings.block_size,
                 dtype=dtype,
                 device=device,
             )
             own = pools[Tier.DEVICE]
             ops = TorchOps(weights, layer_caches(own), layer_states(own), dtype)
-        return cls(spec, _Parts(info, layout, pools, ops, TorchAdapters(spec, device)))
+        return cls(spec, Parts(info, layout, pools, ops, TorchAdapters(spec, device)))
 
     @property
     def info(self) -> BackendInfo:
@@ -151,7 +151,7 @@ class TorchBackend:
         """Give the memory back. Idempotent; no other call may follow."""
         self._parts = None
 
-    def _open(self) -> _Parts:
+    def _open(self) -> Parts:
         if self._parts is None:
             raise RuntimeError("the backend is closed")
         return self._parts
@@ -164,13 +164,13 @@ class TorchBackend:
         return build_step(batch, parts.layout, parts.adapters.loaded)
 
 
-def _dtype(name: str) -> torch.dtype:
+def dtype_of(name: str) -> torch.dtype:
     if name not in DTYPES:
         raise BackendError(f"unknown type; known are {', '.join(DTYPES)}")
     return DTYPES[name]
 
 
-def _device(name: str) -> torch.device:
+def device_of(name: str) -> torch.device:
     """The device, proven to work by a small allocation."""
     try:
         device = torch.device(name)
@@ -199,7 +199,7 @@ def _with_room(
 
 
 def _info(file: TensorFile, spec: ModelSpec, settings: BackendSettings) -> BackendInfo:
-    dtype = _dtype(settings.dtype)
+    dtype = dtype_of(settings.dtype)
     groups = core_groups(layer_groups(spec), dtype.itemsize, settings.max_context)
     settings = with_slots(groups, settings)
     num_host_blocks, num_host_parts = host_blocks(groups, settings)
@@ -228,7 +228,7 @@ def _is_unified(settings: BackendSettings) -> bool:
     return torch.device(settings.device).type == "cpu"
 
 
-def _ropes(file: TensorFile, spec: ModelSpec) -> dict[RopeSpec, Tensor | None]:
+def ropes_of(file: TensorFile, spec: ModelSpec) -> dict[RopeSpec, Tensor | None]:
     mixers = (layer.mixer for layer in spec.layers)
     attending = AttentionSpec | LatentAttentionSpec
     kinds = {mixer.rope for mixer in mixers if isinstance(mixer, attending)}

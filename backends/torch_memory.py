@@ -90,6 +90,8 @@ def write_place(pool: AnyPool, place: int, part: bytes) -> None:
 
 
 def _bytes_of(tensor: torch.Tensor) -> bytes:
+    if not tensor.numel():  # torch has no view of it as bytes
+        return b""
     return tensor.contiguous().cpu().view(torch.uint8).numpy().tobytes()
 
 

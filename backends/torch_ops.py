@@ -66,6 +66,9 @@ class TorchOps(TorchRecurrent, TorchLatent, TorchFeedForward):
             cos, sin = step.rotations[spec.rope]
             adjacent = spec.rope.style is RopeStyle.NORM
             q, k = (kernels.rope(part, cos, sin, adjacent) for part in (q, k))
+        if spec.temperature is not None:
+            scale, length = spec.temperature.scale, spec.temperature.length
+            q = q * attention.temperature(step.positions, scale, length)
         cache = self._caches[layer.index]
         slots = step.groups[cache.group].slots
         kernels.write_cache(cache.keys, slots, k)

@@ -47,17 +47,27 @@ class TorchRecurrent(TorchProducts):
         beta, alpha = _gates(spec, gates)
         dt = F.softplus(alpha + self._weights[prefix + "ssm_dt.bias"])
         log_decay = dt * self._weights[prefix + "ssm_a"]
-        out = z.new_empty(z.shape[0], heads, spec.value_dim)
-        states = self._states[layer.index]
-        for run in step.states[states.group]:
-            history, matrices = states.read(run)
-            rows, history = self._convolved(prefix, mixed[run.rows], history)
-            inputs = (*_delta_heads(spec, rows, eps), log_decay[run.rows], beta[run.rows])
-            out[run.rows], matrices = recurrent.in_pieces(delta_rule, inputs, matrices, run.pieces)
-            states.write(run, history, matrices)
+        out = self._delta_rows(step, layer, (mixed, log_decay, beta), eps)
         weight = self._weights[prefix + "ssm_norm.weight"]
         normed = recurrent.norm_then_gate(out, _heads(z, heads), weight, eps)
         return normed.flatten(1).to(self._dtype)
+
+    def _delta_rows(
+        self, step: TorchStep, layer: LayerSpec, rows: tuple[Tensor, Tensor, Tensor], eps: float
+    ) -> Tensor:
+        """Convolution and delta rule: rows [N, channels], [N, heads] and [N, heads] to
+        [N, heads, value_dim]."""
+        mixed, log_decay, beta = rows
+        spec, prefix = layer.mixer_of(DeltaNetSpec), f"blk.{layer.index}."
+        out = mixed.new_empty(mixed.shape[0], spec.num_value_heads, spec.value_dim)
+        states = self._states[layer.index]
+        for run in step.states[states.group]:
+            history, matrices = states.read(run)
+            own, history = self._convolved(prefix, mixed[run.rows], history)
+            inputs = (*delta_heads(spec, own, eps), log_decay[run.rows], beta[run.rows])
+            out[run.rows], matrices = recurrent.in_pieces(delta_rule, inputs, matrices, run.pieces)
+            states.write(run, history, matrices)
+        return out
 
     def mamba2(self, step: TorchStep, x: Tensor, layer: LayerSpec, eps: float) -> Tensor:
         spec, prefix = layer.mixer_of(Mamba2Spec), f"blk.{layer.index}."
@@ -95,7 +105,7 @@ def _gates(spec: DeltaNetSpec, gates: Tensor) -> tuple[Tensor, Tensor]:
     return beta.flatten(1).sigmoid(), alpha.flatten(1)
 
 
-def _delta_heads(spec: DeltaNetSpec, rows: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+def delta_heads(spec: DeltaNetSpec, rows: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
     """q, k and v [R, L, value heads, dim] from [R, L, channels]; q is scaled."""
     keys, num_heads = spec.num_key_heads * spec.key_dim, spec.num_value_heads
     q, k, v = rows.split_with_sizes((keys, keys, num_heads * spec.value_dim), -1)

@@ -42,6 +42,8 @@ class TorchStep:
 
     token_ids: Tensor
     """int64 [N]."""
+    positions: Tensor
+    """int64 [N]."""
     rotations: Mapping[RopeSpec, tuple[Tensor, Tensor]]
     """Per kind of rope cos and sin, float32 [N, num_rotated / 2]."""
     groups: Mapping[int, GroupStep]
@@ -69,8 +71,10 @@ class StepLayout:
     device: torch.device
 
 
-def build_step(batch: Batch, layout: StepLayout, loaded: Loaded = NO_ADAPTERS) -> TorchStep:
-    """``loaded``: the adapters that chunks may name.
+def build_step(
+    batch: Batch, layout: StepLayout, loaded: Loaded = NO_ADAPTERS, with_runs: bool = True
+) -> TorchStep:
+    """``loaded``: the adapters that chunks may name. Without runs groups have slots only.
 
     Raises IndexError when a block table does not cover its chunk, KeyError for another adapter.
     """
@@ -85,11 +89,12 @@ def build_step(batch: Batch, layout: StepLayout, loaded: Loaded = NO_ADAPTERS) -
     sampled = [end - 1 for chunk, end in zip(chunks, ends, strict=True) if chunk.sample]
     return TorchStep(
         token_ids=_ints(token_ids).to(layout.device),
+        positions=positions.to(layout.device),
         rotations={
             rope: _rotation(rope, factors, positions, layout.device)
             for rope, factors in layout.ropes.items()
         },
-        groups={i: _group_step(chunks, i, layout) for i in attending},
+        groups={i: _group_step(chunks, i, layout, with_runs) for i in attending},
         states={i: state_runs(chunks, i, layout.device) for i in recurrent},
         sampled=_ints(sampled).to(layout.device),
         samples=tuple(chunk.sample for chunk in chunks if chunk.sample),
@@ -119,8 +124,12 @@ def _rotation(
     return cos.float().to(device), sin.float().to(device)
 
 
-def _group_step(chunks: tuple[Chunk, ...], group: int, layout: StepLayout) -> GroupStep:
+def _group_step(
+    chunks: tuple[Chunk, ...], group: int, layout: StepLayout, with_runs: bool
+) -> GroupStep:
     slots = [slot for chunk in chunks for slot in _slots(chunk, group, layout.block_size)]
+    if not with_runs:
+        return GroupStep(_ints(slots).to(layout.device), ())
     rows: dict[tuple[int, int], list[tuple[Chunk, int]]] = {}
     for i, (chunk, end) in enumerate(zip(chunks, _row_ends(chunks), strict=True)):
         rows.setdefault(_run_key(chunk, i, layout), []).append((chunk, end - len(chunk.token_ids)))

@@ -37,6 +37,8 @@ class TensorFile(Protocol):
     @property
     def tensors(self) -> Mapping[str, TensorInfo]: ...
 
+    def raw(self, name: str) -> np.ndarray: ...
+
     def dequantise(self, name: str) -> np.ndarray: ...
 
 
@@ -66,7 +68,7 @@ def _layer_plan(layer: LayerSpec, hidden: int) -> dict[str, tuple[str, ...]]:
 def weight_bytes(file: TensorFile, spec: ModelSpec, dtype: torch.dtype) -> int:
     """Bytes of all kept tensors."""
     return sum(
-        prod(shape) * _kept_type(name, shape, dtype).itemsize
+        prod(shape) * kept_type(name, shape, dtype).itemsize
         for name, shape in _shapes(file, spec).items()
     )
 
@@ -94,15 +96,15 @@ def load_weights(
     # Shown only on a terminal (disable=None), and only when loading takes a while.
     with tqdm(total=total, desc="loading", unit="B", unit_scale=True, delay=1, disable=None) as bar:
         for name, parts in plan.items():
-            weights[name] = _load(file, parts, dtype).to(device)
+            weights[name] = load_stack(file, parts, dtype).to(device)
             bar.update(sum(file.tensors[part].num_bytes for part in parts))
     return weights
 
 
-def _load(file: TensorFile, parts: tuple[str, ...], dtype: torch.dtype) -> Tensor:
+def load_stack(file: TensorFile, parts: tuple[str, ...], dtype: torch.dtype) -> Tensor:
     shapes = [file.tensors[part].shape for part in parts]
     shape = (sum(s[0] for s in shapes), *shapes[0][1:])
-    out = torch.empty(shape, dtype=_kept_type(parts[0], shape, dtype))
+    out = torch.empty(shape, dtype=kept_type(parts[0], shape, dtype))
     for part, target in zip(parts, out.split_with_sizes([s[0] for s in shapes]), strict=True):
         target.copy_(torch.from_numpy(file.dequantise(part)))
         if not bool(torch.isfinite(target).all()):
@@ -110,6 +112,6 @@ def _load(file: TensorFile, parts: tuple[str, ...], dtype: torch.dtype) -> Tenso
     return out
 
 
-def _kept_type(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.dtype:
+def kept_type(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.dtype:
     is_narrow = is_matrix(name, shape) and not name.endswith(ROUTER)
     return dtype if is_narrow else torch.float32

@@ -65,6 +65,15 @@ def attend(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scoring: Scori
     return out.reshape(num_runs, num_heads, num_queries, -1).transpose(1, 2)
 
 
+def temperature(positions: Tensor, scale: float, length: int) -> Tensor:
+    """``1 + scale * ln(1 + floor(p / length))``: what queries at positions p are multiplied by.
+
+    positions int64 [N]; returns float32 [N, 1, 1].
+    """
+    steps = (positions // length).double()
+    return (1.0 + scale * torch.log1p(steps)).float()[:, None, None]
+
+
 def gate(out: Tensor, gates: Tensor) -> Tensor:
     """``out * sigmoid(gates)``, computed in float32; both compute type [N, heads, value_dim]."""
     return (out.float() * gates.float().sigmoid()).to(out.dtype)

@@ -9,6 +9,9 @@ import pytest
 
 # For tests that load torch before kvtrio.backends, which does the same and says why.
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+# Triton reads it when it is imported: its kernels run in Python, on any machine. Tests that need a
+# GPU are run with it set to 0.
+os.environ.setdefault("TRITON_INTERPRET", "1")
 
 ROOT = Path(__file__).resolve().parents[1]
 IN_CI = os.environ.get("CI") == "true"

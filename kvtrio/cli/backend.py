@@ -14,7 +14,7 @@ from kvtrio.model.spec import ModelSpec
 
 MIB = 1 << 20
 MAX_DEFAULT_CACHE_MIB = 8192
-CPU, TORCH = "cpu", "torch"
+CPU, CUDA, TORCH = "cpu", "cuda", "torch"
 DEFAULT_DTYPE = "bf16"
 DEFAULT_CACHE_TYPE = "f16"
 SLOTS_PER_PLACE = 2
@@ -75,8 +75,8 @@ def _default(settings: ModelSettings) -> tuple[str, str | None]:
 def _check(name: str, settings: ModelSettings) -> None:
     if name == CPU and settings.dtype is not None:
         raise ConfigError("--dtype is for backend torch; backend cpu computes in the file's types")
-    if name == TORCH and (settings.cache_type_k or settings.cache_type_v):
-        raise ConfigError("--cache-type-k and -v are for backend cpu; torch has --dtype")
+    if name in (TORCH, CUDA) and (settings.cache_type_k or settings.cache_type_v):
+        raise ConfigError(f"--cache-type-k and -v are for backend cpu; {name} has --dtype")
 
 
 def backend_settings(config: ServeConfig, max_context: int) -> BackendSettings:

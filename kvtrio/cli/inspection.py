@@ -27,7 +27,7 @@ from kvtrio.model.gguf_file import open_gguf
 from kvtrio.model.model_file import ModelFile
 from kvtrio.model.opening import open_model
 from kvtrio.model.paths import open_path
-from kvtrio.model.spec import AttentionSpec, ExpertsSpec, ModelSpec
+from kvtrio.model.spec import AttentionSpec, ExpertsSpec, LatentAttentionSpec, ModelSpec
 from kvtrio.model.template import check_usable, load_template
 from kvtrio.model.tokenizer import load_tokenizer
 from kvtrio.store.manifest import read_manifest
@@ -131,11 +131,16 @@ def _sizes(spec: ModelSpec) -> Rows:
     mixers = Counter(type(layer.mixer).__name__.removesuffix("Spec") for layer in spec.layers)
     experts = [layer.feed_forward for layer in spec.layers]
     known = [each for each in experts if isinstance(each, ExpertsSpec)]
-    attention = [layer.mixer for layer in spec.layers if isinstance(layer.mixer, AttentionSpec)]
+    mixed = [layer.mixer for layer in spec.layers]
+    attention = [mixer for mixer in mixed if isinstance(mixer, AttentionSpec)]
+    latent = [mixer for mixer in mixed if isinstance(mixer, LatentAttentionSpec)]
     rows: Rows = {"layers": len(spec.layers), "of them": dict(mixers)}
     if attention:
         one = attention[0]
         heads = f"{one.num_heads} heads on {one.num_kv_heads} of keys, {one.head_dim} values each"
+        rows["attention"] = heads
+    if latent:
+        heads = f"{latent[0].num_heads} heads on one row of {latent[0].key_dim} values per token"
         rows["attention"] = heads
     if known:
         rows["experts"] = f"{known[0].num_used} of {known[0].num_experts} in {len(known)} layers"

@@ -5,7 +5,13 @@ import math
 from kvtrio.model.errors import ModelFileError
 from kvtrio.model.ropes import log_multiplier, read_rope, yarn_factor
 from kvtrio.model.source import MAX_CONTEXT, MAX_HEAD_DIM, MAX_HEADS, MAX_SIZE, Source
-from kvtrio.model.spec import AttentionSpec, LatentAttentionSpec
+from kvtrio.model.spec import (
+    AttentionSpec,
+    LatentAttentionSpec,
+    RopeSpec,
+    RopeStyle,
+    Temperature,
+)
 
 SCALE = (1e-6, 1e3)
 SOFTCAP = (0.0, 1e6)
@@ -38,7 +44,7 @@ def attention(
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
         value_dim=value_dim,
-        rope=read_rope(source, head_dim, is_sliding=window is not None),
+        rope=_rope(source, head_dim, window),
         scale=_attention_scale(source, num_heads, head_dim),
         window=window,
         qk_norm=source.family.qk_norm
@@ -48,6 +54,7 @@ def attention(
         output_bias=f"blk.{index}.attn_output.bias" in tensors,
         softcap=_softcap(source),
         sinks=source.family.sinks,
+        temperature=_temperature(source),
         gated=source.family.gated_attention,
     )
 
@@ -64,6 +71,24 @@ def _attention_scale(source: Source, num_heads: int, head_dim: int) -> float:
     if source.num_layers == source.family.layers_scaled_by_hidden:
         return float((source.hidden_size / num_heads) ** -0.5)
     return source.fields.number("attention.scale", SCALE, float(head_dim**-0.5))
+
+
+def _rope(source: Source, head_dim: int, window: int | None) -> RopeSpec:
+    rope = read_rope(source, head_dim, is_sliding=window is not None)
+    if source.family.rope_in_windows_only and window is None:
+        return RopeSpec(style=RopeStyle.NONE, num_rotated=rope.num_rotated, base=rope.base)
+    return rope
+
+
+def _temperature(source: Source) -> Temperature | None:
+    fields = source.fields
+    if not source.family.temperature:
+        return None
+    scale = fields.number("attention.temperature_scale", (0.0, 1e3), 0.0)
+    if not scale:
+        return None
+    length = fields.integer("rope.scaling.original_context_length", MAX_CONTEXT)
+    return Temperature(scale=scale, length=length)
 
 
 def _softcap(source: Source) -> float | None:

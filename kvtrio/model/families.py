@@ -68,6 +68,10 @@ class Family:
     attention_softcap: float = 0.0
     final_softcap: float = 0.0
     """Where the file does not say; attention_softcap 0: there is none."""
+    rope_in_windows_only: bool = False
+    """Layers without a window have none (Command R 7B)."""
+    temperature: bool = False
+    """Queries may grow with their position, see ``Temperature``."""
     longrope: bool = False
     """The file may hold rope factors for short and for long contexts."""
     recurrent: Recurrent | None = None
@@ -159,6 +163,15 @@ FAMILIES: Mapping[str, Family] = {
     "command-r": Family(
         rope=RopeStyle.NORM, layer_norm=True, parallel=True, multiplied_logits=True
     ),
+    "cohere2": Family(
+        rope=RopeStyle.NORM,
+        rope_in_windows_only=True,
+        sliding_period=4,
+        layer_norm=True,
+        parallel=True,
+        multiplied_logits=True,
+    ),
+    "mistral3": Family(rope=RopeStyle.NORM, paired_rows=True, temperature=True),
     # For text, the axes of its rope agree, which makes it the usual one.
     "qwen35": Family(
         rope=RopeStyle.NEOX,

@@ -175,6 +175,22 @@ def _deepseek_v3(config: Config) -> Values:
     }
 
 
+def _cohere2(config: Config) -> Values:
+    num_layers = config.whole("num_hidden_layers")
+    is_sliding = [kind == SLIDING for kind in config.layer_types(num_layers)]
+    return {
+        **_cohere(config),
+        "attention.sliding_window": config.whole("sliding_window"),
+        "attention.sliding_window_pattern": np.array(is_sliding),
+    }
+
+
+def _ministral3(config: Config) -> Values:
+    config.must_be("sliding_window", None)
+    beta = rope_of(config).number("llama_4_scaling_beta", 0.0)
+    return {**common(config), "attention.temperature_scale": beta}
+
+
 MORE_KINDS: Mapping[str, tuple[str, Callable[[Config], Values]]] = {
     "gemma2": ("gemma2", _gemma2),
     "phi3": ("phi3", _phi3),
@@ -184,6 +200,8 @@ MORE_KINDS: Mapping[str, tuple[str, Callable[[Config], Values]]] = {
     "glm4": ("glm4", _glm4),
     "starcoder2": ("starcoder2", _starcoder2),
     "cohere": ("command-r", _cohere),
+    "cohere2": ("cohere2", _cohere2),
+    "ministral3": ("mistral3", _ministral3),
     "gpt_oss": ("gpt-oss", _gpt_oss),
     "glm4_moe": ("glm4moe", _glm4_moe),
     "deepseek_v2": ("deepseek2", _deepseek_v2),

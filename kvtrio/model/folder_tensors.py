@@ -134,7 +134,7 @@ def recipes(model: FolderModel, stored: Mapping[str, tuple[int, ...]]) -> dict[s
 
 
 def _ties_by_default(kind: str) -> bool:
-    return kind in ("gemma2", "gemma3_text", "lfm2", "starcoder2", "cohere")
+    return kind in ("gemma2", "gemma3_text", "lfm2", "starcoder2", "cohere", "cohere2")
 
 
 def _outside(model: FolderModel, path: str, name: str) -> Recipe:

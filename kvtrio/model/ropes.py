@@ -58,7 +58,8 @@ def read_rope(source: Source, most: int, *, is_sliding: bool) -> RopeSpec:
 
 
 def log_multiplier(source: Source) -> float:
-    """What yarn's logarithm of the factor is multiplied by where scores grow with it; or 0."""
+    """What yarn's logarithm of the factor is multiplied by where scores grow with it, or that
+    growth is taken back; or 0."""
     return source.fields.number("rope.scaling.yarn_log_multiplier", (0.0, 10.0), 0.0)
 
 
@@ -132,9 +133,8 @@ def _yarn(source: Source, plain: RopeSpec) -> RopeSpec:
     pairs = np.arange(size // 2)
     ramp = np.clip((pairs - low) / max(0.001, high - low), 0.0, 1.0)
     divisors = 1.0 / (ramp / factor + (1.0 - ramp))
-    if log_multiplier(source) and not source.family.latent:
-        raise ModelFileError("rope.scaling.yarn_log_multiplier is not supported here")
-    grown = 1.0 if source.family.latent else 1.0 + 0.1 * math.log(factor)
+    log = 0.1 * math.log(factor)
+    grown = 1.0 if source.family.latent else (1 + log) / (1 + log_multiplier(source) * log)
     own = fields.number("rope.scaling.attn_factor", MAGNITUDE, 1.0)
     return RopeSpec(
         style=plain.style,

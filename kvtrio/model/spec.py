@@ -38,6 +38,7 @@ __all__ = [
     "RoutingSpec",
     "SharedExpertSpec",
     "ShortConvSpec",
+    "Temperature",
 ]
 
 
@@ -87,6 +88,14 @@ class RopeSpec:
 
 
 @frozen(kw_only=True)
+class Temperature:
+    """Queries at position p are multiplied by 1 + scale * ln(1 + floor(p / length)) (Mistral 3)."""
+
+    scale: float
+    length: int
+
+
+@frozen(kw_only=True)
 class AttentionSpec:
     """Softmax attention over the KV cache."""
 
@@ -109,6 +118,7 @@ class AttentionSpec:
     softcap: float | None = None
     sinks: bool = False
     """Each head has one more score, which takes weight and has no value (gpt-oss)."""
+    temperature: Temperature | None = None
     gated: bool = False
     """The output is multiplied by sigmoid(gate); attn_q yields q and gate, head by head."""
 

@@ -1,8 +1,9 @@
 """The core as simulations run it: it decides the same, and hashes less.
 
 Nobody attacks a simulation, and tokens are compared on every hit all the same. So keys need no
-cryptography, and a session's next turn takes over those of the turn before as far as its prompt is
-the same; on a server, each prompt is hashed from its start.
+cryptography, and a conversation's next turn takes over those of the turn before as far as its
+prompt is the same, whether or not a server was told its name; on a server, each prompt is hashed
+from its start.
 """
 
 from collections import OrderedDict
@@ -14,42 +15,53 @@ from kvtrio.core.events import Submit
 from kvtrio.core.identity import KeyMaker, TokenTrail
 from kvtrio.core.machine import Core
 
-MAX_SESSIONS = 8192
-"""Whose last trail is remembered."""
+MAX_REMEMBERED = 1 << 22
+"""Prompt tokens of last turns that are remembered, about 40 bytes each."""
+
+PLAIN_KEYS = KeyMaker(b"known to everybody: simulated", b"simulated")
 
 
-class PlainKeys(KeyMaker):
-    """Keys by Python's own hash, which differs from run to run: nothing depends on their order."""
+@define(eq=False)
+class PlainTrail(TokenTrail):
+    """Keys by Python's own hash, which differs from run to run: nothing depends on their order.
+    Tags say what tokens are computed under, as long as the core lives."""
 
-    def block_key(
-        self, parent: bytes, start: int, token_ids: Sequence[int], runs: Sequence[bytes]
-    ) -> bytes:
-        number = hash((parent, start, *token_ids, *runs))
+    def _key_after(self, index: int, num_tokens: int) -> bytes:
+        start = index * self.block_size
+        parent = self.chain[index - 1] if index else b""
+        number = hash((parent, *self.tags[start : start + num_tokens]))
         return number.to_bytes(8, "little", signed=True)
-
-
-PLAIN_KEYS = PlainKeys(b"known to everybody: simulated", b"simulated")
 
 
 @define(eq=False)
 class SimulatedCore(Core):
     """See the module."""
 
-    _trails: OrderedDict[bytes, TokenTrail] = field(init=False, factory=OrderedDict)
+    conversations: Sequence[int | None] = ()
+    """By request, its conversation in the scenario."""
+    _trails: OrderedDict[int, tuple[TokenTrail, int]] = field(init=False, factory=OrderedDict)
+    """Last turns, and how long their prompts were."""
+    _num_remembered: int = field(init=False, default=0)
 
     def _trail(self, submit: Submit) -> TokenTrail:
-        trail = super()._trail(submit)
-        if submit.session is None:
-            return trail
-        before = self._trails.pop(submit.session, None)
-        if before is not None:
-            trail.chain += before.chain[
-                : _num_same(before.tags, trail.tags) // self.config.block_size
-            ]
-        self._trails[submit.session] = trail
-        if len(self._trails) > MAX_SESSIONS:
-            self._trails.popitem(last=False)
+        told = super()._trail(submit)
+        trail = PlainTrail(told.keys, told.block_size, told.contexts)
+        trail.tags = told.tags
+        conversation = self.conversations[submit.request_id]
+        if conversation is not None:
+            self._take_over(trail, conversation)
         return trail
+
+    def _take_over(self, trail: TokenTrail, conversation: int) -> None:
+        """The keys that the last turn has already; and be what the next one finds."""
+        before, length = self._trails.pop(conversation, (None, 0))
+        self._num_remembered += len(trail.tags) - length
+        if before is not None:
+            trail.chain += before.chain[: _num_same(before.tags, trail.tags) // trail.block_size]
+        self._trails[conversation] = trail, len(trail.tags)
+        while self._num_remembered > MAX_REMEMBERED:
+            _, (_, length) = self._trails.popitem(last=False)
+            self._num_remembered -= length
 
 
 def _num_same(a: list[int], b: list[int]) -> int:

@@ -59,8 +59,15 @@ class SimulatedServer:
     check: Callable[[Core], None] = lambda core: None
     """After every event and step; see ``core.invariants``."""
 
-    def core(self) -> Core:
-        return SimulatedCore(self.config, self.policy, PLAIN_KEYS, KnownCost(self.machine))
+    def core(self, scenario: Scenario) -> Core:
+        """As after a start."""
+        return SimulatedCore(
+            self.config,
+            self.policy,
+            PLAIN_KEYS,
+            KnownCost(self.machine),
+            conversations=[request.session for request in scenario.requests],
+        )
 
 
 @define(eq=False)
@@ -93,7 +100,7 @@ class Simulation:
     """(time, request) of clients that leave before the first token."""
 
     def __attrs_post_init__(self) -> None:
-        self._core = self.server.core()
+        self._core = self.server.core(self.scenario)
         self._traffic = Traffic(self.scenario)
         self._arrivals = Arrivals(self.scenario, self.server.is_closed)
 
@@ -143,7 +150,7 @@ class Simulation:
     def _act(self, action: Action) -> None:
         """Adapters of each request are in the scenario, so scales have nothing to set."""
         if action.what is What.RESTART:
-            self._core = self.server.core()
+            self._core = self.server.core(self.scenario)
         elif action.what is not What.SCALES:
             self.num_left_out += 1
 

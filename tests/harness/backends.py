@@ -7,7 +7,7 @@ from attrs import frozen
 
 from harness.cpu_models import cpu_settings, random_cpu, require_kernels
 from harness.torch_models import (
-    MODELS,
+    EVERY,
     RECURRENT,
     SPECS,
     RandomFile,
@@ -56,7 +56,7 @@ TORCH = Kind(
     name="torch",
     make=random_backend,
     load=_load_torch,
-    models=MODELS,
+    models=EVERY,
     alike=CLOSE,
     memory="kvtrio.backends.torch_backend.available_memory",
     free=lambda size: lambda device: size,

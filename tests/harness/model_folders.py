@@ -189,6 +189,21 @@ MODELS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "glm4": ("Glm4", {**ATTENTION, "head_dim": 16}),
     "starcoder2": ("Starcoder2", {**ATTENTION}),
     "cohere": ("Cohere", {**ATTENTION, "logit_scale": 0.25}),
+    "cohere2": ("Cohere2", {**ATTENTION, "logit_scale": 0.25, "sliding_window": 64}),
+    "ministral3": (
+        "Ministral3",
+        {
+            **ATTENTION,
+            "head_dim": 16,
+            "rope_parameters": {
+                **YARN,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+                "llama_4_scaling_beta": 0.3,
+                "rope_theta": 10000.0,
+            },
+        },
+    ),
 }
 """model_type, and what is special about it, to the name before ``Config``, and its sizes."""
 

@@ -25,14 +25,18 @@ from kvtrio.model.spec import (
     DeltaNetSpec,
     ExpertsSpec,
     FeedForwardSpec,
+    Gating,
+    LatentAttentionSpec,
     LayerSpec,
     Mamba2Spec,
     Mixer,
     ModelSpec,
     RopeSpec,
     RopeStyle,
+    RoutingSpec,
     SharedExpertSpec,
     ShortConvSpec,
+    Temperature,
 )
 from kvtrio.model.tensors import needed_tensors
 
@@ -203,6 +207,76 @@ MAMBA_SCALED = evolve(
 """As Granite 4 hybrid without experts."""
 MAMBA_EXPERTS = with_experts(MAMBA_SCALED, UNGATED)
 """As Granite 4 hybrid."""
+SCORED = RoutingSpec(
+    gating=Gating.SIGMOID,
+    normalised=True,
+    scale=1.5,
+    selection_bias=True,
+    num_groups=3,
+    num_groups_used=2,
+)
+LATENT = spec(
+    *(
+        LayerSpec(
+            index=i,
+            state_class=StateClass.TOKEN,
+            mixer=LatentAttentionSpec(
+                num_heads=4,
+                query_rank=rank,
+                latent_dim=12,
+                plain_dim=6,
+                value_dim=5,
+                rope=RopeSpec(
+                    style=RopeStyle.NORM, num_rotated=4, base=1000.0, divisors=(1.0, 2.5)
+                ),
+                scale=0.4,
+            ),
+            feed_forward=evolve(UNGATED, routing=SCORED) if i else DENSE,
+        )
+        for i, rank in enumerate((10, None))
+    )
+)
+"""As DeepSeek 2."""
+BIASED = spec(
+    *(
+        layer(
+            i,
+            window,
+            bias=True,
+            output_bias=True,
+            sinks=True,
+            feed_forward=evolve(EXPERTS, shared=None, biases=True, activation=Activation.CLAMPED),
+        )
+        for i, window in enumerate((20, None, 20))
+    )
+)
+"""As gpt-oss."""
+PARALLEL = evolve(
+    spec(
+        *(
+            evolve(
+                layer(i, window, temperature=Temperature(scale=0.3, length=40)),
+                parallel=True,
+                feed_forward=FeedForwardSpec(
+                    size=48, activation=Activation.GELU_TANH, gated=False, bias=True
+                ),
+            )
+            for i, window in enumerate((20, None))
+        )
+    ),
+    layer_norm=True,
+    norm_bias=True,
+)
+"""What Command R, StarCoder 2 and Mistral 3 have, together."""
+UNNORMED = spec(
+    *(
+        evolve(layer(i, qk_norm=True, joint_norm=True, post_norms=True), pre_norms=False)
+        for i in range(2)
+    )
+)
+"""As OLMo 2."""
+SPECIAL = {"latent": LATENT, "biased": BIASED, "parallel": PARALLEL, "unnormed": UNNORMED}
+"""What only the reference computes."""
 RECURRENT = {
     "delta": DELTA,
     "delta-fused": DELTA_FUSED,
@@ -215,6 +289,7 @@ HYBRIDS = RECURRENT | WITH_EXPERTS
 SPECS = {"plain": PLAIN, "windowed": WINDOWED, "odd": ODD}
 """What every backend computes."""
 MODELS = SPECS | HYBRIDS
+EVERY = MODELS | SPECIAL
 
 
 @frozen(eq=False)

@@ -75,3 +75,28 @@ def test_attend_is_softmax_over_visible_keys(num_queries, num_heads, value_dim, 
         )
         atol = 1e-5 if dtype == torch.float32 else 0.02
         np.testing.assert_allclose(out[run, query, head].double().numpy(), expected, atol=atol)
+
+
+@pytest.mark.parametrize("num_queries", [1, 5])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_sink_takes_weight_and_gives_nothing(num_queries, dtype):
+    """Each head's sink is one more key, whose value is zero."""
+    q, sinks = tensor(2, num_queries, 6, 8, dtype=dtype), tensor(6)
+    keys, values = (tensor(2, 2, 9, 8, dtype=dtype) for _ in range(2))
+    mask = torch.zeros(2, 1, num_queries, 9, dtype=dtype)
+    out = kernels.attend(q, keys, values, mask, kernels.Scoring(0.4, sinks=sinks))
+    for run, query, head in np.ndindex(2, num_queries, 6):
+        group = head // 3
+        scores = keys[run, group].double().numpy() @ q[run, query, head].double().numpy() * 0.4
+        weights = np.exp(scores)
+        total = weights.sum() + math.exp(sinks[head])
+        expected = weights @ values[run, group].double().numpy() / total
+        atol = 1e-5 if dtype == torch.float32 else 0.02
+        np.testing.assert_allclose(out[run, query, head].double().numpy(), expected, atol=atol)
+
+
+def test_queries_grow_with_their_position():
+    """By a logarithm that steps at multiples of the length."""
+    out = kernels.temperature(torch.tensor([0, 9, 10, 35]), 0.2, 10).flatten()
+    expected = [1.0, 1.0, 1 + 0.2 * math.log(2), 1 + 0.2 * math.log(4)]
+    np.testing.assert_allclose(out.numpy(), expected, rtol=1e-6)

@@ -8,7 +8,7 @@ import torch
 
 from kvtrio.kernels import reference_attention
 from kvtrio.kernels import reference_experts as kernels
-from kvtrio.kernels.reference import gated
+from kvtrio.kernels.reference import gated, gated_clamped
 
 RNG = np.random.default_rng(23)
 NUM_EXPERTS, NUM_USED, HIDDEN, SIZE = 5, 2, 8, 6
@@ -75,3 +75,48 @@ def test_gated_attention_multiplies_by_the_sigmoid(dtype, rtol):
     result = reference_attention.gate(out, gates)
     assert result.dtype == dtype
     np.testing.assert_allclose(wide(result), wide(out) * sigmoid(wide(gates)), rtol=rtol, atol=1e-6)
+
+
+def scored(logits: np.ndarray, bias: np.ndarray, scores: kernels.Scores) -> dict[int, float]:
+    """Weights by expert of one row, as DeepSeek 3 describes it."""
+    own = sigmoid(logits) if scores.is_sigmoid else np.exp(logits) / np.exp(logits).sum()
+    ranked, size = own + bias, len(logits) // scores.num_groups
+    groups = [sum(sorted(ranked[i : i + size])[-2:]) for i in range(0, len(logits), size)]
+    best = np.argsort(groups)[::-1][: scores.num_groups_used]
+    allowed = [expert for expert in range(len(logits)) if expert // size in best]
+    chosen = sorted(allowed, key=lambda expert: -ranked[expert])[:3]
+    total = sum(own[chosen]) if scores.normalised else 1.0
+    return {expert: own[expert] / total * scores.scale for expert in chosen}
+
+
+@pytest.mark.parametrize("is_sigmoid", [False, True])
+@pytest.mark.parametrize("normalised", [False, True])
+@pytest.mark.parametrize("groups", [(1, 1), (4, 2)])
+def test_scores_choose_within_groups_and_weigh_without_bias(is_sigmoid, normalised, groups):
+    """The bias decides who is chosen, and only the best groups are chosen from."""
+    logits, bias = tensor(20, 12), tensor(12)
+    scores = kernels.Scores(is_sigmoid, normalised, 1.5, *groups)
+    experts, weights = kernels.choose_scored(logits, bias, 3, scores)
+    for row in range(20):
+        expected = scored(wide(logits)[row], wide(bias), scores)
+        found = dict(zip(experts[row].tolist(), weights[row].tolist(), strict=True))
+        assert found == pytest.approx(expected, rel=1e-5)
+
+
+def test_biases_of_experts_and_clamped_gates():
+    """Each matrix of an expert adds its own bias; gate and up are clamped (gpt-oss)."""
+    x, (gate, up, down) = 9 * tensor(6, HIDDEN), matrices()
+    biases = (tensor(NUM_EXPERTS, SIZE), tensor(NUM_EXPERTS, SIZE), tensor(NUM_EXPERTS, HIDDEN))
+    choice = kernels.choose_experts(tensor(6, NUM_EXPERTS), NUM_USED)
+    out = kernels.apply_experts(x, choice, kernels.Matrices(gate, up, down, biases), gated_clamped)
+    for row in range(6):
+        expected = np.zeros(HIDDEN)
+        for expert, weight in zip(*(part[row].tolist() for part in choice), strict=True):
+            g, u = (
+                wide(matrix)[expert] @ wide(x)[row] + wide(bias)[expert]
+                for matrix, bias in zip((gate, up), biases, strict=False)
+            )
+            g, u = np.minimum(g, 7), np.clip(u, -7, 7)
+            inner = g * sigmoid(1.702 * g) * (u + 1)
+            expected += weight * (wide(down)[expert] @ inner + wide(biases[2])[expert])
+        np.testing.assert_allclose(wide(out)[row], expected, rtol=1e-4, atol=1e-4)

@@ -44,6 +44,19 @@ def test_rms_norm_divides_by_the_root_of_the_mean_square(dtype, tolerance):
     np.testing.assert_allclose(wide(out), expected, **tolerance)
 
 
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize(("dtype", "tolerance"), TYPES)
+def test_layer_norm_takes_the_mean_off(dtype, tolerance, has_bias):
+    """Values over the last axis have mean 0 and variance 1 before weight and bias."""
+    x, weight, bias = tensor(4, 16, dtype=dtype), tensor(16), tensor(16) if has_bias else None
+    centred = wide(x) - wide(x).mean(-1, keepdims=True)
+    expected = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-5) * wide(weight)
+    expected += 0.0 if bias is None else wide(bias)
+    out = kernels.layer_norm(x, weight, bias, 1e-5, dtype)
+    assert out.dtype == dtype
+    np.testing.assert_allclose(wide(out), expected, rtol=tolerance["rtol"], atol=1e-5)
+
+
 def test_rms_norm_of_huge_bfloat16_values_stays_finite():
     """Squares are summed in float32, where the residual stream of large models would overflow."""
     out = kernels.rms_norm(torch.full((1, 8), 1e15).bfloat16(), torch.ones(8), 1e-6, torch.bfloat16)

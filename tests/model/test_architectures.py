@@ -28,7 +28,7 @@ from kvtrio.model.tensors import needed_tensors
 SUPPORTED = ["llama", "qwen2", "qwen3", "gemma3"]
 OTHERS = [
     "qwen3moe", "gemma2", "phi3", "gpt-oss", "glm4", "glm4moe", "deepseek2", "olmo2", "granite",
-    "granitemoe", "starcoder2", "command-r",
+    "granitemoe", "starcoder2", "command-r", "cohere2", "mistral3",
 ]  # fmt: skip
 HYBRIDS = ["qwen35", "qwen3next", "lfm2", "mamba2", "granitehybrid"]
 
@@ -372,7 +372,8 @@ def test_unknown_architecture(tmp_path):
     assert str(caught.value) == (
         "model.gguf: architecture gpt-osm is not supported; supported are llama, qwen2, qwen3,"
         " qwen3moe, gemma3, gemma2, phi3, gpt-oss, glm4, glm4moe, deepseek2, olmo2, granite,"
-        " granitemoe, starcoder2, command-r, qwen35, qwen3next, lfm2, mamba2, granitehybrid"
+        " granitemoe, starcoder2, command-r, cohere2, mistral3, qwen35, qwen3next, lfm2, mamba2,"
+        " granitehybrid"
     )
 
 

@@ -113,7 +113,9 @@ def test_dependencies_are_what_is_imported() -> None:
     """Nothing is asked for that no module uses, and nothing used that is not asked for."""
     from packaging.requirements import Requirement
 
-    names = {Requirement(text).name for text in project_file()["project"]["dependencies"]}
+    project = project_file()["project"]
+    asked = project["dependencies"] + project["optional-dependencies"]["cuda"]
+    names = {Requirement(text).name for text in asked}
     used = {name.partition(".")[0] for _, path in modules() for name in imported(path)}
     used -= sys.stdlib_module_names | {"kvtrio"}
     assert {IMPORT_NAMES.get(name, name) for name in names} == used

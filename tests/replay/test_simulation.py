@@ -8,7 +8,7 @@ from itertools import chain
 from random import Random
 
 import pytest
-from attrs import define
+from attrs import define, evolve
 
 from harness.scenarios import Traffic, random_scenario
 from kvtrio.core import invariants
@@ -19,9 +19,12 @@ from kvtrio.obs.observer import JsonObserver, StepSampling
 from kvtrio.obs.schema import Level
 from kvtrio.plugins import SCHEDULERS, load, names
 from kvtrio.replay.machines import SHIPPED
+from kvtrio.replay.make_settings import MakeSettings
+from kvtrio.replay.maker import make
 from kvtrio.replay.ranges import Vocabulary, cut, joined, total
 from kvtrio.replay.scenario import Part, Ref, What
-from kvtrio.replay.scenario_file import Scenario
+from kvtrio.replay.scenario_file import Scenario, checked, collect
+from kvtrio.replay.simulated_core import PlainTrail
 from kvtrio.replay.simulation import SimulatedServer, Simulation
 
 SMALL: dict[str, object] = {
@@ -115,6 +118,25 @@ def test_most_steps_are_taken_many_at_a_time(monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setattr(Simulation, name, counted(index, name))
     log_of(random_scenario(3, Traffic(max_output=60, mean_gap_s=0.5)))
     assert counts[1] > 2 * counts[0]
+
+
+def test_a_later_turn_hashes_only_what_is_new(monkeypatch: pytest.MonkeyPatch):
+    """Whether or not a server was told the conversation's name."""
+    counts: list[int] = []
+    real = PlainTrail._key_after
+
+    def counted(trail: PlainTrail, index: int, num_tokens: int) -> bytes:
+        counts[-1] += 1
+        return real(trail, index, num_tokens)
+
+    monkeypatch.setattr(PlainTrail, "_key_after", counted)
+    settings = MakeSettings(num_sessions=2, num_turns=6, user_tokens=20, output_tokens=4)
+    for named in (True, False):
+        counts.append(0)
+        scenario = collect(checked(make(evolve(settings, named=named))))
+        log_of(scenario, num_host_blocks=4000, max_context=4000)
+    num_prompt_tokens = sum(request.prompt_tokens for request in scenario.requests)
+    assert counts[0] == counts[1] < num_prompt_tokens / 2 / 4
 
 
 def test_every_request_is_accounted_for():

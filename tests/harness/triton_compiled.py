@@ -1,0 +1,136 @@
+"""Compiles what the kernels' launchers would launch, for a GPU that need not be there.
+
+Run as a program, with ``TRITON_INTERPRET`` unset or 0 and the targets (80 90) as arguments: prints
+one JSON line per kernel, shape and target. Launchers run over tensors of real shapes without
+memory; instead of being launched, each kernel is compiled with the very tiles that its launcher
+chose.
+"""
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from attrs import asdict, define, field, frozen
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.runtime.jit import JITFunction
+
+OPTIONS = ("num_warps", "num_stages")
+TYPES = {
+    torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.int64: "*i64",
+    torch.int32: "*i32", torch.int16: "*i16", torch.int8: "*i8", torch.uint8: "*u8",
+}  # fmt: skip
+
+
+@frozen
+class Compiled:
+    """What ptxas says of one kernel."""
+
+    case: str
+    kernel: str
+    target: int
+    warps: int
+    registers: int
+    """Per thread."""
+    shared: int
+    """Bytes."""
+    spilled: int
+    """Bytes of stores and loads of registers that did not fit."""
+
+
+@define(eq=False)
+class Launches:
+    """Kernels that were about to be launched."""
+
+    found: list[tuple[JITFunction[Any], tuple[Any, ...], dict[str, Any]]] = field(factory=list)
+
+    def run(self, kernel: JITFunction[Any], *args: Any, grid: Any, warmup: bool, **kw: Any) -> None:
+        self.found.append((kernel, args, kw))
+
+
+def source(
+    kernel: JITFunction[Any], args: tuple[Any, ...], named: dict[str, Any]
+) -> tuple[ASTSource, dict[str, Any]]:
+    """As Triton specialises a launch: 1 and None are constants, and who divides by 16 says so."""
+    options = {key: named[key] for key in OPTIONS if key in named}
+    given = dict(zip(kernel.arg_names, args, strict=False)) | named
+    signature, constants, attributes = {}, {}, {}
+    for i, param in enumerate(kernel.params):
+        value = given[param.name]
+        if param.is_constexpr or value is None or (isinstance(value, int) and value == 1):
+            signature[param.name], constants[(i,)] = "constexpr", value
+        elif isinstance(value, torch.Tensor):
+            signature[param.name] = TYPES[value.dtype]
+            attributes[(i,)] = [["tt.divisibility", 16]]
+        elif isinstance(value, float):
+            signature[param.name] = "fp32"
+        else:
+            signature[param.name] = "i32" if abs(value) < 1 << 31 else "i64"
+            if value % 16 == 0:
+                attributes[(i,)] = [["tt.divisibility", 16]]
+    return ASTSource(kernel, signature, constants, attributes), options
+
+
+def resources(ptx: str, target: int) -> tuple[int, int]:
+    """Registers, and bytes spilled, as ptxas counts them."""
+    ptxas = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
+    name = f"sm_{target}a" if target == 90 else f"sm_{target}"
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "kernel.ptx"
+        path.write_text(ptx, encoding="ascii")
+        done = subprocess.run(
+            [str(ptxas), "-v", f"--gpu-name={name}", str(path), "-o", str(path) + ".cubin"],
+            capture_output=True, text=True, check=True,
+        )  # fmt: skip
+    words = done.stderr.replace(",", " ").split()
+    registers = int(words[words.index("registers") - 1])
+    spilled = sum(int(words[i - 3]) for i, word in enumerate(words) if word == "stores")
+    return registers, spilled
+
+
+def launched(launch: Callable[[], object]) -> Launches:
+    """What it would launch."""
+    launches, ordinary = Launches(), JITFunction.run
+    JITFunction.run = lambda kernel, *args, **kw: launches.run(kernel, *args, **kw)
+    try:
+        launch()
+    finally:
+        JITFunction.run = ordinary
+    return launches
+
+
+def compiled(cases: dict[str, Callable[[], object]], targets: list[int]) -> Iterator[Compiled]:
+    """Every kernel of every case, once per target."""
+    for name, launch in cases.items():
+        for kernel, args, named in launched(launch).found:
+            for target in targets:
+                built, options = source(kernel, args, named)
+                gpu = GPUTarget("cuda", target, 32)
+                binary = triton.compile(built, target=gpu, options=options)
+                registers, spilled = resources(binary.asm["ptx"], target)
+                yield Compiled(
+                    case=name,
+                    kernel=kernel.__name__,
+                    target=target,
+                    warps=binary.metadata.num_warps,
+                    registers=registers,
+                    shared=binary.metadata.shared,
+                    spilled=spilled,
+                )
+
+
+def main(targets: list[int]) -> None:
+    from harness.triton_cases import CASES
+
+    for each in compiled(CASES, targets):
+        print(json.dumps(asdict(each)), flush=True)
+
+
+if __name__ == "__main__":
+    main([int(word) for word in sys.argv[1:]] or [80, 90])
