@@ -159,8 +159,10 @@ def _converted(raw: np.ndarray, plan: MatrixPlan) -> np.ndarray:
     for first in range(0, plan.rows, step):
         with np.errstate(all="ignore"):
             values = gguf.quants.dequantize(rows[first : first + step], plan.stored)
-        _require(bool(np.isfinite(values).all()), plan.name)
-        slices.append(gguf.quants.quantize(values, plan.kept))
+            kept = gguf.quants.quantize(values, plan.kept)
+        # A finite value may be too large for the scale of the type that it becomes.
+        _require(bool(np.isfinite(values).all()) and is_finite(kept, plan.kept), plan.name)
+        slices.append(kept)
     return np.ascontiguousarray(np.concatenate(slices))
 
 

@@ -43,13 +43,13 @@ def run_analysis(logs: tuple[Path, ...], options: AnalyzeOptions) -> int:
         _check(logs, options)
         with _interrupted_by(signal.SIGTERM, signal.SIGHUP):
             written = _compared(logs, options) if options.compare else _reported(logs, options)
-        print(written.text)
         if options.json_file is not None:
             write_json(options.json_file, written.plain)
         if options.csv_folder is not None:
             write_csv(options.csv_folder, written.tables)
         if options.html_file is not None:
             write_text(options.html_file, written.page)
+        print(written.text)  # last: whoever reads it may stop reading
     except AnalysisError as error:
         exits.complain(error)
         return exits.USAGE

@@ -2,6 +2,7 @@
 
 from random import Random
 
+import numpy as np
 import pytest
 import torch
 from attrs import evolve
@@ -24,6 +25,8 @@ from harness.torch_models import (
 )
 from kvtrio.backends.base import BackendError
 from kvtrio.core.sampling import SamplingParams
+from kvtrio.model.errors import ModelFileError
+from kvtrio.model.gguf_file import open_gguf
 
 CLOSE = {"rtol": 0.0, "atol": 1e-4}
 SAME = {"rtol": 0.0, "atol": 0.0}
@@ -118,6 +121,17 @@ def test_a_type_that_is_not_computed_with_is_kept_in_another(shared):
     folder = shared / "tiny" / "models"
     assert load_cpu(folder / "llama256-iq2_xs.gguf").info.num_converted == 15
     assert load_cpu(folder / "llama256-q4_k.gguf").info.num_converted == 0
+
+
+def test_a_weight_too_large_for_the_type_it_becomes_is_refused(shared, tmp_path):
+    """IQ2_XS reaches further than Q8_0: by name, and not by an infinite scale in memory."""
+    content = (shared / "tiny" / "models" / "llama256-iq2_xs.gguf").read_bytes()
+    path, largest = tmp_path / "model.gguf", np.float16(65504).tobytes()
+    with open_gguf(shared / "tiny" / "models" / "llama256-iq2_xs.gguf") as file:
+        start = content.index(file.raw("blk.1.ffn_up.weight").tobytes())
+    path.write_bytes(content[:start] + largest + b"\xff" * 72 + content[start + 74 :])
+    with pytest.raises(ModelFileError, match=r"blk\.1\.ffn_up\.weight .* not a finite"):
+        load_cpu(path)
 
 
 @pytest.mark.parametrize(

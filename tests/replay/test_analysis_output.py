@@ -1,6 +1,8 @@
 """The answer's forms: terminal, JSON, CSV, one HTML page; and the command."""
 
 import csv
+import errno
+import io
 import json
 import re
 import signal
@@ -18,11 +20,12 @@ from kvtrio.core.types import GapCause
 from kvtrio.obs.events import SchedStep, ServerStart, TierUsage
 from kvtrio.obs.schema import Digest
 from kvtrio.obs.words import BackendKind, CacheKind, ComputeType, DeviceKind, TemplateSource
+from kvtrio.replay.analysis import plots
 from kvtrio.replay.analysis.errors import AnalysisError
 from kvtrio.replay.analysis.page import report_page
 from kvtrio.replay.analysis.report import Report, report_of
 from kvtrio.replay.analysis.store import open_store
-from kvtrio.replay.analysis.style import DARK, LIGHT
+from kvtrio.replay.analysis.style import DARK, LIGHT, standalone
 from kvtrio.replay.analysis.table import Kind, duration, shown
 from kvtrio.replay.analysis.text import text_report
 from kvtrio.replay.analysis.times import Limits
@@ -261,3 +264,28 @@ def test_signals_are_as_before(log: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert main(["analyze", str(log)]) == 2
     assert meant == [signal.default_int_handler]
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_plot_alone_is_a_picture(report: Report) -> None:
+    """It brings all the colours that it uses, light and dark, and needs nothing else."""
+    picture = standalone(plots.waterfall(report.figures))
+    ElementTree.fromstring(picture)
+    used = set(re.findall(r"var\((--\w+)\)", picture))
+    assert used
+    assert all(picture.count(f"{name}: #") == 2 for name in used)
+    assert not any(word in picture for word in ("url(", "@import", "href"))
+
+
+class _Gone(io.StringIO):
+    def write(self, text: str) -> int:
+        raise BrokenPipeError(errno.EPIPE, "gone")
+
+
+def test_files_are_written_before_anybody_reads(
+    log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever stops reading the tables, as ``head`` does, has the files all the same."""
+    page = tmp_path / "p.html"
+    monkeypatch.setattr("sys.stdout", _Gone())
+    main(["analyze", str(log), "--html", str(page)])
+    assert page.read_text().endswith("</html>\n")

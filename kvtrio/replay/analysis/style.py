@@ -10,6 +10,29 @@ DARK = """
   --device: #5b9bd0; --ram: #3f76a3; --disk: #2c5170; --new: #6d9579; --missed: #e0714a;
   --cannot: #6c757e; --diverged: #c2923a; --apart: #454d55; --move: #a78fd0; --reader: #7d6f95;
 """
+SHAPES = """
+svg text { font: 12px system-ui, "Segoe UI", Roboto, sans-serif; fill: var(--ink);
+  font-variant-numeric: tabular-nums; }
+svg text.soft { fill: var(--soft); }
+.axis { stroke: var(--soft); stroke-width: 1; }
+.grid { stroke: var(--rule); stroke-width: 1; }
+.limit { stroke: var(--missed); stroke-width: 1.5; stroke-dasharray: 5 4; }
+.curve { fill: none; stroke-width: 2; stroke-linejoin: round; }
+.device-line, .running-line { stroke: var(--device); }
+.ram-line { stroke: var(--new); } .waiting-line { stroke: var(--missed); }
+.total { fill: var(--soft); } .pale { opacity: .38; }
+.hit, .device, .running { fill: var(--device); }
+.ram { fill: var(--ram); } .disk { fill: var(--disk); } .new { fill: var(--new); }
+.missed, .waiting { fill: var(--missed); } .cannot, .step { fill: var(--cannot); }
+.diverged, .preempted { fill: var(--diverged); } .apart, .unknown { fill: var(--apart); }
+.prefill { fill: var(--missed); } .move { fill: var(--move); }
+.reader { fill: var(--reader); }
+.better { fill: var(--device); stroke: var(--device); }
+.worse { fill: var(--missed); stroke: var(--missed); }
+.noise { stroke-width: 2.5; }
+.even { fill: var(--cannot); stroke: var(--cannot); }
+"""
+"""What plots are made of."""
 STYLE = f"""
 :root {{ color-scheme: light dark; {LIGHT} }}
 @media (prefers-color-scheme: dark) {{ :root {{ {DARK} }} }}
@@ -33,10 +56,7 @@ p {{ margin: .35rem 0; max-width: 46rem; }}
 figure {{ margin: 1rem 0; }}
 figcaption {{ color: var(--soft); font-size: .87rem; margin-top: .25rem; max-width: 46rem; }}
 svg {{ display: block; width: 100%; height: auto; }}
-svg text {{ font: 12px system-ui, "Segoe UI", Roboto, sans-serif; fill: var(--ink);
-  font-variant-numeric: tabular-nums; }}
-svg text.soft {{ fill: var(--soft); }}
-.scroll {{ overflow-x: auto; }}
+{SHAPES}.scroll {{ overflow-x: auto; }}
 table {{ border-collapse: collapse; font-size: .86rem; font-variant-numeric: tabular-nums; }}
 th, td {{ padding: .22rem .7rem .22rem 0; text-align: right; white-space: nowrap; }}
 th {{ color: var(--soft); font-weight: 500; vertical-align: bottom; white-space: normal;
@@ -45,23 +65,6 @@ th.text, td.text {{ text-align: left; padding-right: 1.2rem; }}
 th + th.text, td + td.text {{ padding-left: .3rem; }}
 tr.first td {{ border-top: 1px solid var(--rule); }}
 tr:hover td {{ background: var(--panel); }}
-.axis {{ stroke: var(--soft); stroke-width: 1; }}
-.grid {{ stroke: var(--rule); stroke-width: 1; }}
-.limit {{ stroke: var(--missed); stroke-width: 1.5; stroke-dasharray: 5 4; }}
-.curve {{ fill: none; stroke-width: 2; stroke-linejoin: round; }}
-.device-line, .running-line {{ stroke: var(--device); }}
-.ram-line {{ stroke: var(--new); }} .waiting-line {{ stroke: var(--missed); }}
-.total {{ fill: var(--soft); }} .pale {{ opacity: .38; }}
-.hit, .device, .running {{ fill: var(--device); }}
-.ram {{ fill: var(--ram); }} .disk {{ fill: var(--disk); }} .new {{ fill: var(--new); }}
-.missed, .waiting {{ fill: var(--missed); }} .cannot, .step {{ fill: var(--cannot); }}
-.diverged, .preempted {{ fill: var(--diverged); }} .apart, .unknown {{ fill: var(--apart); }}
-.prefill {{ fill: var(--missed); }} .move {{ fill: var(--move); }}
-.reader {{ fill: var(--reader); }}
-.better {{ fill: var(--device); stroke: var(--device); }}
-.worse {{ fill: var(--missed); stroke: var(--missed); }}
-.noise {{ stroke-width: 2.5; }}
-.even {{ fill: var(--cannot); stroke: var(--cannot); }}
 @media (max-width: 40rem) {{ .facts {{ grid-template-columns: 1fr 1fr; }} }}
 @media print {{
   :root {{ color-scheme: light; {LIGHT} }}
@@ -77,3 +80,11 @@ tr:hover td {{ background: var(--panel); }}
 }}
 """
 """``@page`` may not lie inside ``@media`` in old browsers, which then skip it alone."""
+
+
+def standalone(picture: str) -> str:
+    """One plot as a file of its own, light or dark as its surroundings."""
+    start = picture.index(">") + 1
+    colours = f":root {{{LIGHT}}} @media (prefers-color-scheme: dark) {{ :root {{{DARK}}} }}"
+    paper = '<rect width="100%" height="100%" style="fill: var(--paper)"/>'
+    return f"{picture[:start]}<style>{colours}{SHAPES}</style>{paper}{picture[start:]}\n"

@@ -1,0 +1,13 @@
+"""The checks that ``tests/bench/gpu.py`` makes on a GPU, in the interpreter."""
+
+import pytest
+
+from harness.gpu_checks import CHECKS, Where, checked
+
+
+@pytest.mark.slow
+def test_the_checks_for_a_gpu_pass_where_there_is_none():
+    """Every kernel against float64; only what numpy's product cannot promise is given room."""
+    found = list(checked(Where("cpu", 5)))
+    assert len(found) == len(CHECKS)
+    assert [check for check in found if not check.error <= max(check.limit, 1e-6)] == []
