@@ -21,7 +21,14 @@ from kvtrio.backends.cuda_weights import (
     passing_bytes,
     weight_bytes,
 )
-from kvtrio.backends.groups import core_groups, host_blocks, layer_groups, pool_bytes, with_slots
+from kvtrio.backends.groups import (
+    core_groups,
+    device_parts,
+    host_blocks,
+    layer_groups,
+    pool_bytes,
+    with_slots,
+)
 from kvtrio.backends.memory import Needs, require_memory, shrunk_host_bytes
 from kvtrio.backends.torch_adapters import TorchAdapters
 from kvtrio.backends.torch_backend import Parts, TorchBackend, dtype_of, ropes_of
