@@ -10,7 +10,7 @@ from kvtrio.backends.cpu_memory import Stores
 from kvtrio.backends.cpu_native import Native, address_of, table_of
 from kvtrio.backends.cpu_program import Kind, Op, Program, program
 from kvtrio.backends.cpu_recurrent import Names, recurrent
-from kvtrio.backends.cpu_weights import Weights
+from kvtrio.backends.cpu_weights import Weights, divisors_name
 from kvtrio.kernels import cpu_abi as abi
 from kvtrio.model.spec import (
     Activation,
@@ -73,9 +73,7 @@ def require_kernels(spec: ModelSpec) -> None:
 def _is_computed(layer: LayerSpec) -> bool:
     """Whether the kernels compute all that the flags of its attention and its experts say."""
     mixer, experts = layer.mixer, layer.feed_forward
-    if isinstance(mixer, AttentionSpec) and (
-        mixer.sinks or mixer.joint_norm or mixer.rope.divisors or mixer.temperature
-    ):
+    if isinstance(mixer, AttentionSpec) and (mixer.sinks or mixer.joint_norm or mixer.temperature):
         return False
     return not isinstance(experts, ExpertsSpec) or (
         experts.routing == RoutingSpec()
@@ -168,7 +166,7 @@ def rope(spec: RopeSpec, names: Names) -> abi.Rope:
         magnitude=spec.magnitude,
         style=PAIRS[spec.style],
         num_rotated=spec.num_rotated,
-        factors=names.vector(spec.factors or ""),
+        factors=names.vector(divisors_name(spec)),
     )
 
 

@@ -20,7 +20,7 @@ from kvtrio.kernels import cpu_abi as abi
 from kvtrio.model.errors import ModelFileError
 from kvtrio.model.gguf_file import TensorInfo
 from kvtrio.model.layer_tensors import is_matrix
-from kvtrio.model.spec import ModelSpec
+from kvtrio.model.spec import AttentionSpec, ModelSpec, RopeSpec
 from kvtrio.model.tensors import needed_tensors
 
 SLICE_BYTES = 8 << 20
@@ -136,6 +136,18 @@ def _vectors(file: TensorFile, spec: ModelSpec) -> Iterator[tuple[str, NDArray[n
         values = np.ascontiguousarray(values, np.float32).reshape(-1)
         _require(bool(np.isfinite(values).all()), name)
         yield name, values
+    for layer in spec.layers:
+        rope = layer.mixer.rope if isinstance(layer.mixer, AttentionSpec) else None
+        if rope is not None and rope.divisors:
+            yield divisors_name(rope), np.array(rope.divisors, np.float32)
+
+
+def divisors_name(rope: RopeSpec) -> str:
+    """Of the vector that a rope's angles are divided by; empty: there is none.
+
+    Those that are no tensor of the file are known by what they are.
+    """
+    return rope.factors or (f"divisors {rope.divisors}" if rope.divisors else "")
 
 
 def _pack(native: Native, file: TensorFile, plan: MatrixPlan, address: int) -> None:

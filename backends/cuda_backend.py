@@ -12,6 +12,7 @@ from attrs import evolve
 
 from kvtrio.backends.base import BackendError, BackendInfo, BackendSettings
 from kvtrio.backends.cuda_adapters import AdapterTables
+from kvtrio.backends.cuda_memory import travelling
 from kvtrio.backends.cuda_moves import Mover
 from kvtrio.backends.cuda_ops import CudaOps
 from kvtrio.backends.cuda_step import CudaStep, build_cuda_step, padded_ratios
@@ -78,7 +79,7 @@ class CudaBackend(TorchBackend):
         with torch.inference_mode():
             weights = load_weights(file, spec, dtype, device)
             groups = layer_groups(spec)
-            pools = make_arenas(groups, info, dtype, device)
+            pools = travelling(make_arenas(groups, info, dtype, device), device)
             layout = StepLayout(
                 groups=groups,
                 ropes=ropes_of(file, spec),

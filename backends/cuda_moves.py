@@ -101,7 +101,9 @@ class Mover:
         copy_parts(Places.of(staged), Places.of(target), self._pairs(run, target, sources=order))
 
     def _staging(self, like: Tensor, run: _Run) -> Tensor:
-        return like.new_empty(like.shape[0], len(run.copies), *like.shape[2:])
+        """Blocks one behind the other, as in RAM: a whole one travels in one piece."""
+        layers, _, *rest = like.shape
+        return like.new_empty(len(run.copies), layers, *rest).transpose(0, 1)
 
     @contextmanager
     def _travelling(self, staged: Tensor | None) -> Iterator[None]:

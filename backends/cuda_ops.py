@@ -105,7 +105,7 @@ class CudaOps(TorchOps):
 
     def qkv(self, step: TorchStep, x: Tensor, layer: LayerSpec, eps: float) -> Tensor:
         spec, prefix = layer.attention, f"blk.{layer.index}."
-        if spec.joint_norm:
+        if spec.joint_norm or spec.temperature is not None:
             return super().qkv(step, x, layer, eps)
         cache = self._caches[layer.index]
         turned = spec.rope.style is not RopeStyle.NONE

@@ -8,6 +8,7 @@ import ctypes
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from struct import unpack_from
 
 from kvtrio.kernels.cpu_digest import source_digest
 
@@ -17,6 +18,9 @@ ABI_VERSION = 2
 FOLDER = Path(__file__).parent / "cpu"
 ISA_VARIABLE = "KVTRIO_ISA"
 PORTABLE = "portable"
+ELF64 = b"\x7fELF\x02\x01"
+"""How little-endian ELF files for 64 bits begin."""
+ELF_HEADER_BYTES = 64
 NEEDED_FEATURES = {"avx512": 1 << 1, "avx2": 1 << 0, PORTABLE: 0}
 """By instruction set, best first: the bits of ``kvt_features`` that it needs."""
 
@@ -81,6 +85,8 @@ def _open(isa: str) -> Library:
     path = _path(isa)
     if not path.exists():
         raise LibraryMissing("the compiled kernels are not built")
+    if not _is_whole(path):
+        raise LibraryUnfit(f"{path.name} was cut short; rebuild it with: make native")
     try:
         cdll = ctypes.CDLL(str(path))
     except OSError:
@@ -89,6 +95,21 @@ def _open(isa: str) -> Library:
     if cdll.kvt_abi_version() != ABI_VERSION:
         raise LibraryUnfit(f"{path.name} belongs to another version of kvtrio; install it again")
     return Library(cdll, isa, path)
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether a 64-bit ELF file reaches to the end of its section headers, which come last.
+
+    A full disk can cut one short, and to load that kills the process. Of other files the loader
+    says what they are.
+    """
+    with path.open("rb") as file:
+        head = file.read(ELF_HEADER_BYTES)
+    if len(head) < ELF_HEADER_BYTES or not head.startswith(ELF64):
+        return True
+    (start,) = unpack_from("<Q", head, 40)
+    size, count = unpack_from("<HH", head, 58)
+    return int(start + size * count) <= path.stat().st_size
 
 
 def _check_sources(cdll: ctypes.CDLL, path: Path) -> None:

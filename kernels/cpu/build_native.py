@@ -61,6 +61,7 @@ class BuildNative(build_ext):
     def build_extension(self, ext: Extension) -> None:
         """Raises distutils' ``ExecError`` if the compiler is missing or fails."""
         target = Path(self.get_ext_fullpath(ext.name))
+        fresh = target.with_suffix(".new")
         target.parent.mkdir(parents=True, exist_ok=True)
         digest = DIGEST["source_digest"](FOLDER)
         self.spawn(
@@ -73,9 +74,10 @@ class BuildNative(build_ext):
                 "-shared",
                 *ext.sources,
                 "-o",
-                str(target),
+                str(fresh),
             ]
         )
+        fresh.replace(target)  # whole or not at all, whatever ends the compiler
 
 
 def sources() -> list[str]:

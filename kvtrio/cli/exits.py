@@ -1,8 +1,10 @@
 """How the process ends: exit codes, and what is said about a failure."""
 
+import os
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 OK = 0
 """Done; of ``serve``: stopped by SIGINT or SIGTERM, whenever that was."""
@@ -16,8 +18,23 @@ INTERRUPTED = 130
 
 def complain(message: object) -> None:
     """Tell the user in one line on stderr."""
+    if isinstance(message, OSError) and message.strerror:
+        where = "" if message.filename is None else f"{message.filename}: "
+        message = f"{where}{message.strerror}"
     line = " ".join(str(message).split())
     print(f"kvtrio: {line}", file=sys.stderr)
+
+
+class OverwriteError(OSError):
+    """An output is a file that is read, too; nothing was written."""
+
+
+def keep_inputs(output: Path | None, inputs: Iterable[Path]) -> None:
+    """Raises ``OverwriteError``, also where links make the same file of two names."""
+    if output is None or not output.exists():
+        return
+    if any(each.exists() and os.path.samefile(each, output) for each in inputs):
+        raise OverwriteError(0, "it is read, and would be written over", str(output))
 
 
 def report_bug(error: BaseException) -> None:

@@ -80,6 +80,7 @@ def run_replay(path: Path, url: str, options: ReplayOptions) -> int:
     problem: BaseException | None = None
     code = exits.INTERRUPTED
     try:
+        exits.keep_inputs(options.out, [path])
         digest = hashlib.sha256(path.read_bytes()).hexdigest()
         given = _Given(read_scenario(path), digest, url, options)
         with _opened(options.out) as file:

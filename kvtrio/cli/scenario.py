@@ -65,10 +65,10 @@ def import_trace(
     from kvtrio.replay import import_log, imports
 
     if kind == "mooncake":
-        return _written(out, lambda: imports.import_mooncake(file, shrink))
+        return _written(out, lambda: imports.import_mooncake(file, shrink), file)
     if kind == "azure":
-        return _written(out, lambda: imports.import_azure(file, shrink))
-    return _written(out, lambda: import_log.import_log(file))
+        return _written(out, lambda: imports.import_azure(file, shrink), file)
+    return _written(out, lambda: import_log.import_log(file), file)
 
 
 @scenario.command
@@ -108,10 +108,11 @@ def show(file: Annotated[Path, Parameter(help="A scenario file.")], /) -> int:
     return exits.OK
 
 
-def _written(out: Path, lines: "Callable[[], Iterable[Line]]") -> int:
+def _written(out: Path, lines: "Callable[[], Iterable[Line]]", *sources: Path) -> int:
     from kvtrio.replay.scenario_file import ScenarioError, write_scenario
 
     try:
+        exits.keep_inputs(out, sources)
         write_scenario(out, lines())
     except (ScenarioError, OSError) as error:
         exits.complain(error)

@@ -1,12 +1,13 @@
 """``kvtrio simulate`` and ``kvtrio calibrate``: servers in virtual time, and what steps cost."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from attrs import frozen
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
+MAX_PLACES = MAX_BLOCK_SIZE = 1 << 14
 Count = Number(gte=1)
 
 
@@ -40,7 +41,10 @@ class SimulateOptions:
         ),
     ] = None
     parallel: Annotated[
-        int | None, Parameter(name=["--parallel", "-np"], validator=Count, help="Places.")
+        int | None,
+        Parameter(
+            name=["--parallel", "-np"], validator=Number(gte=1, lte=MAX_PLACES), help="Places."
+        ),
     ] = None
     ctx_size: Annotated[
         int | None,
@@ -60,7 +64,12 @@ class SimulateOptions:
         ),
     ] = None
     block_size: Annotated[
-        int | None, Parameter(name="--block-size", validator=Count, help="Tokens per block.")
+        int | None,
+        Parameter(
+            name="--block-size",
+            validator=Number(gte=1, lte=MAX_BLOCK_SIZE),
+            help="Tokens per block.",
+        ),
     ] = None
     max_waiting: Annotated[
         int | None,
@@ -92,7 +101,8 @@ class SimulateOptions:
         ),
     ] = None
     log_level: Annotated[
-        str, Parameter(name="--log-level", help="info, or debug for a line of every step.")
+        Literal["info", "debug"],
+        Parameter(name="--log-level", help="debug: a line of every step."),
     ] = "info"
     json: Annotated[
         bool, Parameter(name="--json", negative="", help="Print JSON instead of a table.")

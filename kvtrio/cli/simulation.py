@@ -1,27 +1,30 @@
 """What ``kvtrio simulate`` and ``kvtrio calibrate`` do with their flags."""
 
 import json
+import os
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import Annotated, BinaryIO
 
 import msgspec
 from attrs import define, field, frozen
+from msgspec import Meta
 
 from kvtrio.cli import exits
 from kvtrio.cli.logs import version
-from kvtrio.cli.simulate import SimulateOptions
+from kvtrio.cli.simulate import MAX_BLOCK_SIZE, MAX_PLACES, SimulateOptions
 from kvtrio.core.config import CoreConfig, Group
 from kvtrio.core.types import StateClass
 from kvtrio.engine.records import Observer
-from kvtrio.obs.logging import Clock, Log, open_log_file
+from kvtrio.obs.logging import Clock, Log
 from kvtrio.obs.observer import FanOut, JsonObserver
 from kvtrio.obs.schema import Level
 from kvtrio.plugins import SCHEDULERS, PluginError, load
 from kvtrio.replay.machines import MachineError, StepSeconds, calibrate, describe, named
 from kvtrio.replay.outcome import Numbers, Outcome, side_by_side
+from kvtrio.replay.scenario import MAX_TOKENS
 from kvtrio.replay.scenario_file import Scenario, ScenarioError, read_scenario
 from kvtrio.replay.simulated_start import simulated_start
 from kvtrio.replay.simulation import SimulatedServer, Simulation
@@ -31,6 +34,9 @@ LOG_KEY = bytes(32)
 """Known to everybody: equal runs write equal logs, and there is no user to hide."""
 BUFFER_BYTES = 1 << 20
 SHOW_EVERY = 256
+MAX_BLOCKS = 1 << 24
+"""Of device and RAM together; each takes some dozens of bytes here."""
+Many = Annotated[int, Meta(ge=0, le=1 << 40)]
 USER_ERRORS = (MachineError, PluginError, ScenarioError, OSError)
 
 
@@ -38,16 +44,16 @@ class _Sizes(msgspec.Struct):
     """Of a server's first line, what a simulation takes over."""
 
     event: str
-    num_places: int = 4
-    max_context: int = 8192
-    max_waiting: int = 64
-    max_batch_tokens: int = MAX_BATCH_TOKENS
-    max_gap_s: float = 0.1
-    block_size: int = 16
-    num_host_blocks: int = 4096
-    num_state_slots: int = 0
-    num_host_state_slots: int = 0
-    bytes_per_state: int = 0
+    num_places: Annotated[int, Meta(ge=1, le=MAX_PLACES)] = 4
+    max_context: Annotated[int, Meta(ge=1, le=MAX_TOKENS)] = 8192
+    max_waiting: Many = 64
+    max_batch_tokens: Annotated[int, Meta(ge=1, le=1 << 40)] = MAX_BATCH_TOKENS
+    max_gap_s: Annotated[float, Meta(gt=0)] = 0.1
+    block_size: Annotated[int, Meta(ge=1, le=MAX_BLOCK_SIZE)] = 16
+    num_host_blocks: Many = 4096
+    num_state_slots: Annotated[int, Meta(ge=0, le=MAX_BLOCKS)] = 0
+    num_host_state_slots: Annotated[int, Meta(ge=0, le=MAX_BLOCKS)] = 0
+    bytes_per_state: Annotated[int, Meta(ge=0)] = 0
 
 
 def run_simulate(path: Path, options: SimulateOptions) -> int:
@@ -56,21 +62,16 @@ def run_simulate(path: Path, options: SimulateOptions) -> int:
         scenario = read_scenario(path)
         config = _config(scenario, options)
         machine = named(options.machine)
-        columns = {
-            name: _simulated(scenario, _Run(name, config, machine, options))
-            for name in options.scheduler
-        }
+        runs = [_Run(name, config, machine, options) for name in options.scheduler]
+        for run in runs if options.log is not None else ():
+            others = (options.like, Path(options.machine))
+            exits.keep_inputs(_log_path(run), (path, *filter(None, others)))
+        columns = {run.scheduler: _simulated(scenario, run) for run in runs}
     except USER_ERRORS as error:
-        exits.complain(_line(error))
+        exits.complain(error)
         return exits.USAGE
     print(json.dumps(columns, indent=1) if options.json else side_by_side(columns))
     return exits.OK
-
-
-def _line(error: Exception) -> str:
-    if isinstance(error, OSError) and error.strerror:
-        return f"{error.filename}: {error.strerror}"
-    return str(error)
 
 
 @frozen
@@ -109,7 +110,7 @@ def _simulated(scenario: Scenario, run: _Run) -> Numbers:
     clock = _VirtualClock(scenario.header.started_s or 0.0)
     with ExitStack() as stack:
         observers: list[Observer] = [outcome]
-        wants_step = _never
+        log, wants_step = None, _never
         if options.log is not None:
             file = stack.enter_context(_buffered(_log_path(run)))
             plain = Clock(monotonic_ns=clock.monotonic_ns, wall_s=clock.wall_s)
@@ -121,6 +122,10 @@ def _simulated(scenario: Scenario, run: _Run) -> Numbers:
         simulation = Simulation(server, scenario, FanOut(tuple(observers)), wants_step)
         clock.simulation = simulation
         _show(simulation, run.scheduler, scenario)
+        if log is not None:
+            log.file.flush()
+            if log.num_lost:
+                raise OSError(0, "not all of it could be written", str(_log_path(run)))
     return outcome.rows(simulation.now, simulation.num_steps)
 
 
@@ -135,12 +140,18 @@ def _log_path(run: _Run) -> Path:
     return path.with_stem(f"{path.stem}-{run.scheduler}") if several else path
 
 
-def _buffered(path: Path) -> BinaryIO:
-    """A new file, for its owner's eyes."""
-    path.unlink(missing_ok=True)
-    raw = open_log_file(path)
-    raw.close()
-    return path.open("ab", buffering=BUFFER_BYTES)
+@contextmanager
+def _buffered(path: Path) -> Iterator[BinaryIO]:
+    """Written anew; if it is new, for its owner's eyes. A name that is a device's stays one."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+    file = os.fdopen(os.open(path, flags, 0o600), "wb", buffering=BUFFER_BYTES)
+    try:
+        yield file
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, error.filename or str(path)) from None
+    finally:
+        with suppress(OSError):
+            file.close()
 
 
 def _show(simulation: Simulation, name: str, scenario: Scenario) -> None:
@@ -175,7 +186,7 @@ def _config(scenario: Scenario, options: SimulateOptions) -> CoreConfig:
         groups.append(Group(StateClass.POINT, None, 0, sizes.bytes_per_state))
     num_places = options.parallel or sizes.num_places
     gap_s = options.max_gap_ms / 1e3 if options.max_gap_ms else sizes.max_gap_s
-    return CoreConfig(
+    config = CoreConfig(
         groups=tuple(groups),
         block_size=block_size,
         num_places=num_places,
@@ -187,6 +198,9 @@ def _config(scenario: Scenario, options: SimulateOptions) -> CoreConfig:
         num_state_slots=max(sizes.num_state_slots, 2 * num_places) if sizes.bytes_per_state else 0,
         num_host_state_slots=sizes.num_host_state_slots,
     )
+    if config.num_blocks + config.num_host_blocks > MAX_BLOCKS:
+        raise MachineError(f"more than {MAX_BLOCKS:,} blocks: places, context or RAM are too many")
+    return config
 
 
 def _sizes_like(path: Path) -> _Sizes:
@@ -204,6 +218,7 @@ def _sizes_like(path: Path) -> _Sizes:
 def run_calibrate(paths: list[Path], output: Path | None) -> int:
     """Return the exit code."""
     try:
+        exits.keep_inputs(output, paths)
         found = calibrate(_lines(paths))
         data = describe(found.machine, found.num_observed)
         if output is None:
@@ -211,7 +226,7 @@ def run_calibrate(paths: list[Path], output: Path | None) -> int:
         else:
             output.write_bytes(data)
     except USER_ERRORS as error:
-        exits.complain(_line(error))
+        exits.complain(error)
         return exits.USAGE
     print(
         f"fitted to {found.num_observed:,} steps; half of the {found.num_compared:,} steps in the "

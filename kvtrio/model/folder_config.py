@@ -127,6 +127,14 @@ def sizes_of(config: Config) -> Values:
     return sizes
 
 
+def query_scale(config: Config) -> float:
+    """Gemma's own key for what scores are multiplied by."""
+    scalar = config.number("query_pre_attn_scalar", 256.0)
+    if not scalar > 0.0:
+        raise ModelFileError("config.json: query_pre_attn_scalar is not above zero")
+    return float(scalar**-0.5)
+
+
 def rope_of(config: Config) -> Config:
     """The rope's own settings, wherever this version of the format has them."""
     for key in ("rope_parameters", "rope_scaling"):

@@ -17,12 +17,15 @@ from kvtrio.model.folder_config import (
     Config,
     FolderModel,
     Values,
+    query_scale,
     rope_of,
     sizes_of,
 )
 from kvtrio.model.folder_kinds_more import MORE_KINDS
 from kvtrio.model.folder_ropes import common
 from kvtrio.model.safetensors_file import parse_json
+
+MAX_MULTIPLIER = 1e3
 
 
 def read_config(raw: bytes) -> FolderModel:
@@ -125,7 +128,7 @@ def _gemma3(config: Config) -> Values:
         "rope.freq_base_swa": local.number(
             "rope_theta", config.number("rope_local_base_freq", 10000.0)
         ),
-        "attention.scale": config.number("query_pre_attn_scalar", 256.0) ** -0.5,
+        "attention.scale": query_scale(config),
         "final_logit_softcapping": config.number("final_logit_softcapping", 0.0),
     }
 
@@ -158,7 +161,10 @@ def _lfm2(config: Config) -> Values:
     config.must_be("conv_bias", False)
     size = config.whole("intermediate_size")
     if config.flag("block_auto_adjust_ff_dim", True):
-        size = int(config.number("block_ffn_dim_multiplier", 1.0) * int(2 * size / 3))
+        factor = config.number("block_ffn_dim_multiplier", 1.0)
+        if not 0.0 < factor <= MAX_MULTIPLIER:
+            raise ModelFileError("config.json: block_ffn_dim_multiplier is out of range")
+        size = int(factor * int(2 * size / 3))
         multiple = config.whole("block_multiple_of", 256)
         if multiple < 1:
             raise ModelFileError("config.json: block_multiple_of is not above zero")

@@ -8,7 +8,15 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from kvtrio.model.errors import ModelFileError
-from kvtrio.model.folder_config import SLIDING, Config, Values, attending, rope_of, sizes_of
+from kvtrio.model.folder_config import (
+    SLIDING,
+    Config,
+    Values,
+    attending,
+    query_scale,
+    rope_of,
+    sizes_of,
+)
 from kvtrio.model.folder_ropes import common, rope_values
 
 SOFTMAX, SIGMOID = 1, 2
@@ -36,7 +44,7 @@ def _gemma2(config: Config) -> Values:
     return {
         **common(_changed(config, hidden_act="silu")),
         **_windows(config, config.whole("num_hidden_layers")),
-        "attention.scale": config.number("query_pre_attn_scalar", 256.0) ** -0.5,
+        "attention.scale": query_scale(config),
         "attn_logit_softcapping": config.number("attn_logit_softcapping", 0.0),
         "final_logit_softcapping": config.number("final_logit_softcapping", 0.0),
     }

@@ -36,6 +36,8 @@ def rope_values(config: Config, head_dim: int, *, share: float = 1.0, grows: boo
     rope = rope_of(config)
     base = rope.number("rope_theta", config.number("rope_theta", 10000.0))
     share = rope.number("partial_rotary_factor", config.number("partial_rotary_factor", share))
+    if not 0.0 <= share <= 1.0:
+        raise ModelFileError("config.json: partial_rotary_factor is outside 0 to 1")
     return {
         "rope.freq_base": base,
         "rope.dimension_count": int(head_dim * share),

@@ -21,10 +21,11 @@ from harness.torch_models import (
     random_prompt,
     spec,
 )
+from kvtrio.model.spec import Temperature
 
 UNUSUAL = spec(
     layer(0, sinks=True),
-    evolve(layer(1), parallel=True),
+    evolve(layer(1, temperature=Temperature(scale=0.5, length=8)), parallel=True),
     evolve(layer(2, qk_norm=True, joint_norm=True, post_norms=True), pre_norms=False),
     layer(3, 7, sinks=True),
 )

@@ -64,15 +64,33 @@ def test_a_simulated_server_is_like_itself(scenario, tmp_path, capsys):
         (["simulate", "{file}", "--machine", "abacus"], "abacus is neither a file nor one of"),
         (["simulate", "{file}", "--scheduler", "chaos"], "no scheduler 'chaos'"),
         (["simulate", "{file}", "--like", "{file}"], "no server.start line"),
+        (["simulate", "{file}", "--like", "{bad}"], "no server.start line"),
+        (["simulate", "{file}", "-np", "100000000"], "-np"),
+        (["simulate", "{file}", "--block-size", "100000000"], "--block-size"),
+        (["simulate", "{file}", "--ram-tokens", "99999999999"], "more than 16,777,216 blocks"),
+        (["simulate", "{file}", "-c", "99999999999"], "more than 16,777,216 blocks"),
+        (["simulate", "{file}", "--log", "{file}"], "would be written over"),
+        (["simulate", "{file}", "--log", "{link}"], "would be written over"),
+        (["simulate", "{file}", "--log", "/dev/full"], "/dev/full: No space left on device"),
+        (["simulate", "{file}", "--log-level", "loud"], "--log-level"),
+        (["scenario", "show", "/no/such/file"], "/no/such/file: No such file"),
+        (["scenario", "import", "log", "{file}", "{link}"], "would be written over"),
+        (["replay", "{file}", "http://127.0.0.1:9", "-o", "{file}"], "would be written over"),
         (["calibrate", "{file}"], "no sched.cost line"),
+        (["calibrate", "{file}", "-o", "{link}"], "would be written over"),
     ],
 )
-def test_what_does_not_fit_is_one_line(scenario, capsys, arguments, says):
-    """The exit code is 2."""
-    given = [argument.replace("{file}", str(scenario)) for argument in arguments]
-    assert main(given) == 2
+def test_what_does_not_fit_is_one_line(scenario, tmp_path, capsys, arguments, says):
+    """The exit code is 2, and what was given is as it was."""
+    link, bad = tmp_path / "link", tmp_path / "bad.log"
+    link.symlink_to(scenario)
+    bad.write_text('{"event":"server.start","block_size":0}\n', encoding="ascii")
+    names, before = {"file": scenario, "link": link, "bad": bad}, scenario.read_bytes()
+    assert main([argument.format(**names) for argument in arguments]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert says in line
+    assert scenario.read_bytes() == before
+    assert not Path("/dev/full").is_file()
 
 
 def test_a_simulated_server_calibrates_another(scenario, tmp_path, capsys):

@@ -155,12 +155,16 @@ FLAGS = {"qk_norm": True, "post_norms": True, "activation": Activation.GELU_TANH
 WINDOWED = spec(
     layer(0, 20, **FLAGS), layer(1, **FLAGS), layer(2, 20, **FLAGS), layer(3, 7, **FLAGS)
 )
+STRETCHED = RopeSpec(
+    style=RopeStyle.NEOX, num_rotated=6, base=1000.0, divisors=(1.0, 1.5, 4.0), magnitude=1.1
+)
+"""As yarn does it."""
 ODD = spec(
-    layer(0, bias=True, output_bias=True, softcap=5.0),
+    layer(0, bias=True, output_bias=True, softcap=5.0, rope=STRETCHED),
     layer(1, 9, bias=True, softcap=5.0),
     final_softcap=3.0,
 )
-"""What no shared model has: output bias and soft-caps."""
+"""What no shared model has: output bias, soft-caps, and yarn without experts."""
 DELTA = spec(
     recurrent_layer(0, delta_net(tiled_heads=True, fused_gates=False)),
     layer(1, gated=True, qk_norm=True, style=RopeStyle.NEOX),

@@ -28,6 +28,12 @@ Build = Callable[..., None]
 
 
 @pytest.fixture
+def whole() -> bytes:
+    """The portable library; asked for before ``folder`` takes its place."""
+    return library("portable").path.read_bytes()
+
+
+@pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(cpu_library, "FOLDER", tmp_path)
     monkeypatch.delenv("KVTRIO_ISA", raising=False)
@@ -109,6 +115,16 @@ def test_a_file_that_is_no_library_counts_as_none(folder: Path) -> None:
     """For example one of another machine, in a shared folder."""
     (folder / "_portable.so").write_bytes(b"not ELF")
     with pytest.raises(LibraryMissing, match="no library for this machine"):
+        load_library()
+
+
+@pytest.mark.parametrize("num_bytes", [1000, 300_000, -1])
+def test_a_library_that_was_cut_short_is_refused(
+    whole: bytes, folder: Path, num_bytes: int
+) -> None:
+    """One line instead of the signal that ends a process which maps such a file."""
+    (folder / "_portable.so").write_bytes(whole[:num_bytes])
+    with pytest.raises(LibraryUnfit, match="cut short"):
         load_library()
 
 
