@@ -8,7 +8,7 @@ from attrs import frozen
 from kvtrio.backends.base import BackendError
 from kvtrio.backends.cpu_memory import Stores
 from kvtrio.backends.cpu_native import Native, address_of, table_of
-from kvtrio.backends.cpu_program import Kind, Op, Program, program
+from kvtrio.backends.cpu_program import Kind, Op, Program, program, recorded
 from kvtrio.backends.cpu_recurrent import Names, recurrent
 from kvtrio.backends.cpu_weights import Weights, divisors_name
 from kvtrio.kernels import cpu_abi as abi
@@ -40,6 +40,8 @@ KINDS = {
     Kind.LOGITS: abi.OpKind.LOGITS,
     Kind.SAMPLE: abi.OpKind.SAMPLE,
 }
+FUSED = {Kind.NORM, Kind.SCALED}
+"""What becomes a part of other operations."""
 VALUES = {
     Kind.EMBED: abi.Buffer.RESIDUAL,
     Kind.QKV: abi.Buffer.QUERY,
@@ -62,8 +64,10 @@ class Limits:
 
 def require_kernels(spec: ModelSpec) -> None:
     """Raise BackendError for a model with operations that no native kernel computes."""
-    is_known = all(map(_is_computed, spec.layers))
-    if not is_known or not all(op.kind in KINDS for op in program(spec)):
+    # As recorded: fusion and all behind it count on what the kernels compute.
+    known = KINDS.keys() | FUSED
+    is_known = all(map(_is_computed, spec.layers)) and not spec.layer_norm
+    if not is_known or not all(op.kind in known for op in recorded(spec)):
         raise BackendError(
             f"backend cpu has no kernels for this kind of {spec.architecture}; "
             "--backend torch computes it"
@@ -71,8 +75,10 @@ def require_kernels(spec: ModelSpec) -> None:
 
 
 def _is_computed(layer: LayerSpec) -> bool:
-    """Whether the kernels compute all that the flags of its attention and its experts say."""
+    """Whether the kernels compute all that its flags say."""
     mixer, experts = layer.mixer, layer.feed_forward
+    if layer.parallel or not layer.pre_norms:
+        return False
     if isinstance(mixer, AttentionSpec) and (mixer.sinks or mixer.joint_norm or mixer.temperature):
         return False
     return not isinstance(experts, ExpertsSpec) or (

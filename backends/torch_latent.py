@@ -27,7 +27,7 @@ class TorchLatent(TorchProducts):
         out = q.new_empty(q.shape[0], spec.num_heads, spec.latent_dim)
         scoring = attention.Scoring(spec.scale)
         for run in step.groups[cache.group].runs:
-            keys = attention.gather_blocks(cache.keys, run.blocks)
+            keys = attention.gather_blocks(cache.keys, run.blocks, run.unwritten)
             values = keys[..., : spec.latent_dim]
             out[run.rows] = attention.attend(q[run.rows], keys, values, run.mask, scoring)
         up = self._weights[prefix + "v_b.weight"]

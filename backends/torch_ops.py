@@ -82,8 +82,8 @@ class TorchOps(TorchRecurrent, TorchLatent, TorchFeedForward):
         sinks = self._weights[f"blk.{index}.attn_sinks.weight"] if spec.sinks else None
         scoring = attention.Scoring(spec.scale, spec.softcap, sinks)
         for run in step.groups[cache.group].runs:
-            keys = attention.gather_blocks(cache.keys, run.blocks)
-            values = attention.gather_blocks(cache.values, run.blocks)
+            keys = attention.gather_blocks(cache.keys, run.blocks, run.unwritten)
+            values = attention.gather_blocks(cache.values, run.blocks, run.unwritten)
             out[run.rows] = attention.attend(q[run.rows], keys, values, run.mask, scoring)
         return (attention.gate(out, gate) if spec.gated else out).flatten(1)
 

@@ -23,6 +23,8 @@ class Run:
     """int64 [R, L]: rows of the step."""
     blocks: Tensor
     """int64 [R, B]: the blocks that the queries can see, padded by repeating the last."""
+    unwritten: Tensor
+    """int64: places in all runs' blocks that lie behind the end of their chunk."""
     mask: Tensor
     """Compute type [R, 1, L, B * block_size], added to the scores."""
 
@@ -163,10 +165,14 @@ def _run(members: list[tuple[Chunk, int]], group: int, layout: StepLayout) -> Ru
     steps = torch.arange(length)
     queries = torch.tensor([chunk.start for chunk, _ in members])[:, None] + steps
     first_key = torch.tensor(firsts) * layout.block_size
-    mask = causal_mask(queries, first_key, num_blocks * layout.block_size, window)
+    num_keys = num_blocks * layout.block_size
+    mask = causal_mask(queries, first_key, num_keys, window)
+    ends = torch.tensor([chunk.end for chunk, _ in members])
+    unwritten = (first_key[:, None] + torch.arange(num_keys) >= ends[:, None]).flatten().nonzero()
     return Run(
         rows=(torch.tensor([row for _, row in members])[:, None] + steps).to(layout.device),
         blocks=torch.tensor(blocks).to(layout.device),
+        unwritten=unwritten.flatten().to(layout.device),
         mask=mask.to(layout.device, layout.dtype),
     )
 

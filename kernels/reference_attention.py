@@ -19,13 +19,17 @@ class Scoring:
     """float32 [heads]: one more score of each, which takes weight and has no value."""
 
 
-def gather_blocks(cache: Tensor, blocks: Tensor) -> Tensor:
+def gather_blocks(cache: Tensor, blocks: Tensor, unwritten: Tensor) -> Tensor:
     """The keys or values of R runs of blocks, in order of position.
 
-    cache [num_blocks, block_size, kv_heads, dim], blocks int64 [R, B];
+    Zeros stand at the places ``unwritten``, counted over all runs: what somebody left there may be
+    NaN, which a weight of zero does not hide.
+
+    cache [num_blocks, block_size, kv_heads, dim], blocks int64 [R, B], unwritten int64 [U];
     returns [R, kv_heads, B * block_size, dim], the cache's type.
     """
     gathered = cache[blocks.flatten()]
+    gathered.view(-1, *cache.shape[2:]).index_fill_(0, unwritten, 0.0)
     return gathered.view(blocks.shape[0], -1, *cache.shape[2:]).transpose(1, 2)
 
 

@@ -63,6 +63,9 @@ def erase(state: State, place: int, namespace: bytes, now: float) -> None:
     if trail is not None:
         path, _ = _path(state, trail)
         state.cache.forget(path, now)
+        if state.cache.keeper is not None:
+            num_kept = state.cache.match(trail, len(trail.tags)).num_tokens
+            state.cache.keeper.forget(trail, num_kept)
         state.places.replace(place, None)
 
 

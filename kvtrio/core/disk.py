@@ -115,7 +115,7 @@ class DiskTier:
         kept, found = list[tuple[int, Entry]](), None
         while self._heap and found is None:
             used, entry = self._heap[0]
-            if entry.used != used or self._has_others_behind(entry):
+            if entry.used != used or self.has_others_behind(entry):
                 heappop(self._heap)
             elif entry.head.key == spared or not entry.is_there:
                 kept.append(heappop(self._heap))
@@ -184,6 +184,21 @@ class DiskTier:
                     found.append(entry)
         return found
 
+    def along(self, trail: TokenTrail) -> list[Entry]:
+        """All that lies on a sequence and has no token that is not the sequence's, in order; what
+        is being written, too."""
+        found, size = list[Entry](), trail.block_size
+        parent = trail.keys.root_key()
+        for start in range(0, len(trail.tags), size):
+            tokens = tokens_of(trail, start, start + size)
+            found += [entry for entry in self.blocks.get(parent, ()) if _begins(entry, tokens)]
+            for offset in range(1, len(tokens) + 1):
+                found += self.states.get((parent, tokens[:offset]), ())
+            if len(tokens) < size:
+                break
+            parent = trail.key(start // size)
+        return [entry for entry in found if is_under(entry.head, trail, len(entry.head.token_ids))]
+
     # --- order ---
 
     def _push(self, entry: Entry) -> None:
@@ -192,7 +207,7 @@ class DiskTier:
             self._heap[:] = [item for item in self._heap if item[1].used == item[0]]
             heapify(self._heap)
 
-    def _has_others_behind(self, entry: Entry) -> bool:
+    def has_others_behind(self, entry: Entry) -> bool:
         """It comes into the order again when they have gone."""
         return not entry.head.state_offset and bool(self.num_below[entry.head.key])
 
@@ -206,6 +221,11 @@ def is_under(head: StoredHead, trail: TokenTrail, num_tokens: int) -> bool:
     mine = [run for run in head.runs if run.offset < num_tokens]
     theirs = trail.runs(head.start, head.start + num_tokens)
     return [(run.offset, run.digest) for run in mine] == theirs
+
+
+def _begins(entry: Entry, tokens: tuple[int, ...]) -> bool:
+    own = entry.head.token_ids
+    return tokens[: len(own)] == own
 
 
 def _tokens(entry: Entry) -> tuple[int, ...]:

@@ -1,6 +1,7 @@
 """Requests whose state is on disk: they wait until it is in memory, or known to be lost.
 
-1. A request is fetched for once, when it comes; what is to be read is decided then.
+1. A request is fetched for when it comes; what is to be read is decided then, and once more each
+   time that something proved lost: there may be a state before it.
 2. It is read in pieces, a few at a time over all requests, each entered before the next is read for
    the same request. Who needs what another one has read already just waits for that.
 3. What cannot be read, or is not what its head said, is taken off the disk, and its request goes on
@@ -50,6 +51,8 @@ class _Job:
     """Not asked for yet."""
     numbers: list[int] = field(factory=list)
     """Of the pieces that it waits for; the next one is read while one enters."""
+    has_lost: bool = False
+    """Something that was to be read for it."""
 
 
 @define(eq=False)
@@ -89,11 +92,17 @@ class Fetches:
         for entry, stored in zip(piece.entries, fetched.stored, strict=True):
             if stored is not None and (incoming := self._incoming(stored, piece.trail)):
                 arriving.append(incoming)
-            elif entry.used:
-                self.keeper.lose(entry)
+            else:
+                self._lose(entry, fetched.number)
         arrival = Arrival(fetched.number, piece.trail, arriving, is_fetched=True)
         self.exchange.bring(arrival)
         self._advance()
+
+    def _lose(self, entry: Entry, number: int) -> None:
+        if entry.used:
+            self.keeper.lose(entry)
+        for job in self.jobs.values():
+            job.has_lost |= number in job.numbers
 
     def take_lost(self) -> list[StoreFault]:
         lost, self.lost = self.lost, []
@@ -123,7 +132,7 @@ class Fetches:
         match = cache.match(trail, limit, request.known)
         found = disk.follow(trail, len(match.blocks), limit)
         if cache.states is not None:
-            return self._up_to_state(found, request, resumable(match, 0).num_tokens)
+            return self._up_to_state(found, request, match)
         blocks = [entry for entry in found if not entry.head.state_offset]
         if cache.parts is not None:
             return self._up_to_window(blocks, request, match)
@@ -155,11 +164,14 @@ class Fetches:
         sizes = (config.groups[i].part_bytes(config.block_size) for i in config.kept_groups)
         return entry is not None and entry.is_there and entry.size >= sum(sizes)
 
-    def _up_to_state(self, found: list[Entry], request: Request, known: int) -> list[Entry]:
-        """With recurrent layers: the last state that is there well beyond ``known`` tokens, and the
-        blocks before it."""
+    def _up_to_state(self, found: list[Entry], request: Request, match: Match) -> list[Entry]:
+        """With recurrent layers: the last state whose block is there, well beyond those in memory,
+        and the blocks before it."""
         trail, limit = request.trail, request.num_tokens - 1
-        states = [entry for entry in found if entry.head.state_offset]
+        known = resumable(match, 0).num_tokens
+        blocks = [entry for entry in found if not entry.head.state_offset]
+        end = max(match.num_tokens, *(_end(entry, trail, limit) for entry in blocks), 0)
+        states = [entry for entry in found if entry.head.state_offset and entry.head.end <= end]
         first = known // trail.block_size
         for index in range(len(request.known) - 1, first - 1, -1):
             # On blocks that are in memory.
@@ -167,7 +179,6 @@ class Fetches:
         if not states or states[-1].head.end - known < trail.block_size:
             return []
         last = states[-1]
-        blocks = [each for each in found if not each.head.state_offset]
         return [*(each for each in blocks if each.head.start < last.head.end), last]
 
     def _incoming(self, stored: Stored, trail: TokenTrail) -> Incoming | None:
@@ -186,6 +197,8 @@ class Fetches:
     def _advance(self) -> None:
         """Let requests go that have what there was, and read on for the others."""
         for job in list(self.jobs.values()):
+            if job.has_lost and not job.todo and not job.numbers:
+                job.todo, job.has_lost = deque(self._missing(job.request)), False
             if job.todo and all(self.pieces[number].is_read for number in job.numbers):
                 self._ask(job)
             if not job.todo and not job.numbers:

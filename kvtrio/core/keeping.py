@@ -4,6 +4,7 @@
    steps by somebody else. What cannot be written soon enough is given up: a miss one day.
 2. At most ``MAX_QUEUED_BYTES`` are on their way to the disk, and half of what it may hold.
 3. Room on disk is made before something is read out for it; removals are done before the write.
+4. What is forgotten while it is being written goes as soon as that is done.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,7 +16,7 @@ from kvtrio.core.blocks import Block, Checkpoint
 from kvtrio.core.config import CoreConfig
 from kvtrio.core.disk import DiskTier, Entry, Name
 from kvtrio.core.heads import Wanted
-from kvtrio.core.identity import KeyMaker
+from kvtrio.core.identity import KeyMaker, TokenTrail
 from kvtrio.core.stored import Stored, StoredHead
 
 MAX_QUEUED_BYTES = 64 << 20
@@ -81,6 +82,9 @@ class Keeper:
     """Published, and not on disk as far as is known; in that order."""
     fresh_states: dict[int, Checkpoint] = field(init=False, factory=dict)
 
+    unwanted: list[Entry] = field(init=False, factory=list)
+    """Forgotten, but being written or before what is; the deepest of a sequence first."""
+
     # --- what the cache tells ---
 
     def block_comes(self, block: Block) -> None:
@@ -107,12 +111,20 @@ class Keeper:
         if self.fresh_states.pop(id(checkpoint), None) is not None:
             self._keep(Wanted(checkpoint.block, checkpoint.offset, checkpoint))
 
+    def forget(self, trail: TokenTrail, num_kept: int) -> None:
+        """Lose what is on disk of a sequence behind its first tokens, as far as no other one goes
+        on from there."""
+        entries = self.disk.along(trail)
+        self.unwanted += [each for each in reversed(entries) if each.head.end > num_kept]
+        self._lose_unwanted()
+
     # --- idle moments ---
 
     @property
     def is_done(self) -> bool:
-        """All that is in memory is on disk, or was given up."""
-        return not (self.fresh_blocks or self.fresh_states or self.num_queued_bytes)
+        """All that is in memory is on disk, or was given up, and nothing is to be ordered."""
+        is_fresh = bool(self.fresh_blocks or self.fresh_states)
+        return not (is_fresh or self.num_queued_bytes or self.orders)
 
     @property
     def has_fresh(self) -> bool:
@@ -157,6 +169,7 @@ class Keeper:
         self.num_queued_bytes -= entry.size
         self.num_given_up += 1
         self.disk.drop(entry)
+        self._lose_unwanted()
 
     def written(self, name: Name, size: int | None) -> None:
         """A write ended; None: it failed."""
@@ -167,17 +180,28 @@ class Keeper:
             return
         self.num_queued_bytes -= entry.size
         self.disk.note_written(entry, size)
+        self._lose_unwanted()
 
     def lose(self, entry: Entry) -> None:
         """Take it off the disk."""
         self.disk.drop(entry)
         self.orders.append(Remove(*entry.name))
 
+    def _lose_unwanted(self) -> None:
+        left = list[Entry]()
+        for entry in self.unwanted:
+            if entry.is_there and entry.used and not self.disk.has_others_behind(entry):
+                self.lose(entry)
+            elif entry.used and (left or not entry.is_there):
+                left.append(entry)
+        self.unwanted = left
+
     def _keep(self, wanted: Wanted) -> None:
         head = wanted.head(self.keys)
         known = self.disk.entries.get((head.key, head.state_offset))
         if known is not None:
             self.disk.use([known])
+            self.unwanted = [each for each in self.unwanted if each is not known]
             return
         save = wanted.save(head, self.config)
         size = self._file_bytes(head)

@@ -145,6 +145,7 @@ class Hub:
                 raise EngineStopped
             with self._lock:
                 if self._core.places.running[place] is None:
+                    self._has_input.set()  # for what is ordered
                     result = act(self._core, self._clock())
                     self._check(self._core)
                     return result
@@ -164,9 +165,9 @@ class Hub:
         return self._core.config
 
     async def settle(self) -> None:
-        """Return when all state in memory is on disk, or cannot be; with nobody asking. At once
-        without a disk tier."""
-        while self._mover and not (self._has_stopped or self.look(lambda core: core.is_settled)):
+        """Return when what is to be on disk is there, and what is to go is not; with nobody asking.
+        At once without a disk tier."""
+        while self._mover and not (self._has_stopped or self.look(self._mover.is_settled)):
             await self._has_news.wait()
 
     def report(self, reports: Sequence[Written | Fetched]) -> None:
@@ -262,8 +263,7 @@ class Hub:
         return batch
 
     def _take_in(self, event: Input) -> None:
-        now = self._clock()
-        outputs = self._core.handle(event, now)
+        outputs = self._core.handle(event, now := self._clock())
         self._check(self._core)
         if outputs:
             self._queue(News(now, outputs, self._core.cache.take_moves()))

@@ -69,6 +69,11 @@ class Mover:
     _reads: deque[Fetch] = field(init=False, factory=deque)
     _has_writes: trio.Event = field(init=False, factory=trio.Event)
     _has_reads: trio.Event = field(init=False, factory=trio.Event)
+    _is_writing: bool = field(init=False, default=False)
+
+    def is_settled(self, core: Core) -> bool:
+        """Nothing is to be written or removed, now or soon. Under the core's lock."""
+        return core.is_settled and not (self._orders or self._writes or self._is_writing)
 
     def collect(self, core: Core) -> bool:
         """What the core orders, and what it lost; whether that is anything. In any thread."""
@@ -105,7 +110,10 @@ class Mover:
                 num_bytes += _num_bytes(orders[-1])
             if not self._writes:
                 self._has_writes = trio.Event()
-            report(await self.disk.beside.run(_write, self.disk, orders))
+            self._is_writing = True
+            reports = await self.disk.beside.run(_write, self.disk, orders)
+            self._is_writing = False
+            report(reports)
 
     async def _read_all(self, report: Report) -> None:
         while True:

@@ -49,6 +49,9 @@ _TARGETS = {
     "self_attn.q_a_proj": "attn_q_a",
     "self_attn.q_b_proj": "attn_q_b",
     "self_attn.kv_a_proj_with_mqa": "attn_kv_a_mqa",
+    "mlp.c_fc": "ffn_up",
+    "mlp.c_proj": "ffn_down",
+    **{f"mlp.shared_experts.{part}_proj": f"ffn_{part}_shexp" for part in ("gate", "up", "down")},
 }
 _REFUSED = {
     "lora_magnitude_vector": "DoRA is not supported",

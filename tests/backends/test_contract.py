@@ -10,7 +10,7 @@ from attrs import evolve
 
 from harness.backends import KINDS, Kind
 from harness.torch_adapters import loaded, random_adapter
-from harness.torch_models import GREEDY, PLAIN, WINDOWED, Driver, RandomFile, random_file
+from harness.torch_models import DELTA, GREEDY, PLAIN, WINDOWED, Driver, RandomFile, random_file
 from kvtrio.backends.base import BackendError
 from kvtrio.core.batch import Batch, Copy
 from kvtrio.core.sampling import SamplingParams
@@ -111,6 +111,22 @@ def test_one_request_without_finite_numbers_is_alone_with_it(kind):
     params = SamplingParams(temperature=0.0, num_logprobs=2)
     broken = evolve(driver.chunk(3, 0, [7, 8]), adapters=uses, sample=evolve(GREEDY, params=params))
     assert driver.tokens(before, broken, after) == [expected[0], None, expected[1]]
+
+
+@pytest.mark.parametrize("model", [PLAIN, WINDOWED, DELTA], ids=["plain", "windowed", "delta"])
+def test_what_lies_in_a_block_from_before_changes_nothing(kind, model):
+    """Not even NaN behind a request's end, where one without finite numbers had its state."""
+    backend = kind.make(model)
+    huge = random_adapter(model, 1)
+    targets = {name: evolve(each, scaling=1e30) for name, each in huge.targets.items()}
+    uses = loaded(backend, evolve(huge, targets=targets)).uses([(huge, 1.0)])
+    driver, prompt = Driver(backend), list(range(20))
+    expected = driver.logprobs(driver.chunk(1, 0, prompt))
+    driver.leave(1)
+    broken = evolve(driver.chunk(2, 0, list(range(40))), adapters=uses)
+    assert driver.tokens(broken) == [None]
+    driver.leave(2)
+    torch.testing.assert_close(driver.logprobs(driver.chunk(3, 0, prompt)), expected, **kind.alike)
 
 
 # --- copies ---

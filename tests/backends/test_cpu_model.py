@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 from attrs import evolve
 
-from harness.torch_models import DELTA, ODD, PLAIN, WINDOWED
-from kvtrio.backends.cpu_model import attention, lowered, rope
+from harness.torch_models import DELTA, ODD, PLAIN, SPECIAL, WINDOWED
+from kvtrio.backends.base import BackendError
+from kvtrio.backends.cpu_model import attention, lowered, require_kernels, rope
 from kvtrio.backends.cpu_native import aligned, num_cores
 from kvtrio.backends.cpu_program import Kind, program
 from kvtrio.backends.cpu_recurrent import Names, recurrent
@@ -65,6 +66,13 @@ def test_layers_of_two_kinds_have_tables_of_their_own():
     assert (layer.kind, layer.state, layer.is_tiled) == (abi.Mixing.DELTA_NET, 1, 1)
     assert layer.conv == names.vectors["blk.2.ssm_conv1d.weight"]
     assert (layer.conv_bias, layer.skip) == (abi.NONE, abi.NONE)
+
+
+@pytest.mark.parametrize("name", SPECIAL)
+def test_what_only_the_reference_computes_is_refused(name):
+    """In one line, before anything is laid out."""
+    with pytest.raises(BackendError, match="has no kernels for this kind of test"):
+        require_kernels(SPECIAL[name])
 
 
 def test_biases_and_caps_are_passed_on():

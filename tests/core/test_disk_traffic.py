@@ -13,7 +13,7 @@ from harness.memory import Memory
 from kvtrio.core import fetching, invariants
 from kvtrio.core.batch import Batch
 from kvtrio.core.config import CoreConfig, Group
-from kvtrio.core.events import Abort, Finished, Output, Submit, TokenOut
+from kvtrio.core.events import Abort, Erase, Finished, Output, Submit, TokenOut
 from kvtrio.core.identity import AdapterUse, KeyMaker, Segment
 from kvtrio.core.keeping import LEAST_BYTES
 from kvtrio.core.machine import Core
@@ -76,6 +76,8 @@ class Traffic:
             self.ask()
         elif chance < 0.14 and self.open:
             self.take(self.core.handle(Abort(self.random.choice(list(self.open))), self.now))
+        elif chance < 0.15 and self.core.places.running[0] is None:
+            self.take(self.core.handle(Erase(0, b""), self.now))
         elif chance < 0.5:
             self.use_disk(self.random.randint(1, 3))
         elif chance < 0.504:

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import trio
+from attrs import evolve
 
 from harness.fake_disk import MemoryFiles
 from harness.virtual import SimSettings, SimStack, answer_of, sim_stack
@@ -122,3 +123,50 @@ async def test_who_leaves_while_state_is_read_holds_nobody_up(autojump_clock: An
         assert finished.reason is FinishReason.ABORT
         _, finished = await ask(stack, PROMPT)
         assert finished.cache.num_disk_tokens > 40
+
+
+@pytest.mark.parametrize("is_written", [True, False], ids=["written", "being_written"])
+@pytest.mark.parametrize("kind", KINDS)
+async def test_what_is_erased_goes_from_the_disk_too(
+    kind: str, is_written: bool, autojump_clock: Any
+) -> None:
+    """All of the conversation that no other one has, and what is just being written; the beginning
+    that another shares stays."""
+    files, other = MemoryFiles(), (*PROMPT[:32], 7, 8, 9)
+    async with sim_stack(KINDS[kind], files=files) as stack:
+        await ask(stack, other, place=1)
+        await stack.engine.settle()
+        shared = set(files.files)
+        answer, _ = await ask(stack, PROMPT, place=0)
+        if is_written:
+            await stack.engine.settle()
+            assert set(files.files) > shared
+        await stack.engine.erase_place(0)
+        await stack.engine.settle()
+    assert set(files.files) >= shared
+    assert all(files.files[name].head.end <= 32 for name in set(files.files) - shared)
+    async with sim_stack(KINDS[kind], files=files) as stack:
+        same, finished = await ask(stack, PROMPT)
+        assert same == answer
+        assert finished.cache.num_disk_tokens <= 32
+
+
+@pytest.mark.parametrize("is_state", [True, False], ids=["state", "block"])
+async def test_a_lost_checkpoint_costs_what_lies_behind_the_one_before(
+    is_state: bool, autojump_clock: Any
+) -> None:
+    """Where the last state, or a block before it, cannot be read, a request goes on from the
+    latest state that can, in the same turn."""
+    files = MemoryFiles()
+    async with sim_stack(KINDS["hybrid"], files=files) as stack:
+        answer, _ = await ask(stack, PROMPT)
+        await stack.engine.settle()
+    ends = sorted(head.end for head in files.heads() if head.state_offset)
+    lost = [head for head in files.heads() if bool(head.state_offset) is is_state]
+    last = max(lost, key=lambda head: head.end)
+    broken = (last.key, last.state_offset)
+    files.files[broken] = evolve(files.files[broken], parts=())
+    async with sim_stack(KINDS["hybrid"], files=files) as stack:
+        _, finished = await ask(stack, (*PROMPT, *answer, 1))
+        assert finished.num_cached_tokens == ends[-2]
+    assert broken not in files.files or files.files[broken].parts

@@ -25,10 +25,15 @@ def naive(q, keys, values, visible, scoring):
 
 
 def test_gather_blocks_keeps_the_order_of_positions():
-    """Keys of a run come out block after block, place after place, whatever the block ids."""
-    cache = tensor(5, 2, 3, 4)
-    out = kernels.gather_blocks(cache, torch.tensor([[4, 0], [2, 2]]))
+    """Keys of a run come out block after block, place after place, whatever the block ids; what is
+    not written yet is zero, not what lay there."""
+    cache, nothing = tensor(5, 2, 3, 4), torch.tensor([], dtype=torch.int64)
+    out = kernels.gather_blocks(cache, torch.tensor([[4, 0], [2, 2]]), nothing)
     assert out.shape == (2, 3, 4, 4)
+    last = kernels.gather_blocks(cache, torch.tensor([[4, 0], [2, 2]]), torch.tensor([3, 6]))
+    assert torch.equal(last[0, :, :3], out[0, :, :3])
+    assert not last[0, :, 3].any()
+    assert not last[1, :, 2].any()
     for run, blocks in enumerate([(4, 0), (2, 2)]):
         for key, head in np.ndindex(4, 3):
             assert torch.equal(out[run, head, key], cache[blocks[key // 2], key % 2, head])

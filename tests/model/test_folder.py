@@ -10,8 +10,11 @@ import numpy as np
 import pytest
 import torch
 
+from harness.cpu_models import cpu_settings
+from harness.cpu_models import require_kernels as require_library
 from harness.model_folders import MODELS, VOCAB, library, make_folder
 from harness.torch_models import Driver, random_prompt, settings
+from kvtrio.backends.cpu_backend import CpuBackend
 from kvtrio.backends.torch_backend import TorchBackend
 from kvtrio.model.architectures import read_spec
 from kvtrio.model.errors import ModelFileError
@@ -24,9 +27,9 @@ PROMPT = random_prompt(Random(6), 320, VOCAB)
 NUM_DECODED = 20
 
 
-def logprobs_of(file: FolderFile, size: int) -> torch.Tensor:
+def logprobs_of(file: FolderFile, size: int, backend: Any = None) -> torch.Tensor:
     """Behind the prompt, read ``size`` tokens at a time, and behind each of the last tokens."""
-    driver = Driver(TorchBackend.load(file, read_spec(file), settings()))
+    driver = Driver(backend or TorchBackend.load(file, read_spec(file), settings()))
     end = len(PROMPT) - NUM_DECODED
     rows = [driver.chunk(0, i, PROMPT[i : min(i + size, end)]) for i in range(0, end, size)]
     rows += [driver.chunk(0, i, PROMPT[i : i + 1]) for i in range(end, len(PROMPT))]
@@ -44,6 +47,20 @@ def test_a_folder_gives_what_its_library_gives(kind, tmp_path):
     with open_folder(tmp_path) as file:
         for size in (300, 64, 7):
             torch.testing.assert_close(logprobs_of(file, size), expected, rtol=0.0, atol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["phi3", "gemma2", "granite", "glm4"])
+def test_compiled_kernels_give_what_the_library_gives(kind, tmp_path):
+    """Where they compute such a model, with weights and cache in float32."""
+    require_library()
+    model = make_folder(tmp_path, kind)
+    with torch.no_grad():
+        logits = model(torch.tensor([PROMPT])).logits[0, -NUM_DECODED - 1 :].float()
+    with open_folder(tmp_path) as file:
+        backend = CpuBackend.load(file, read_spec(file), cpu_settings())
+        out = logprobs_of(file, 64, backend)
+    torch.testing.assert_close(out, torch.log_softmax(logits, -1), rtol=0.0, atol=1e-4)
 
 
 @pytest.mark.slow

@@ -136,3 +136,28 @@ def test_what_has_no_place_for_an_adapter_is_named(shared, tmp_path, model, name
     path.write_bytes(gguf_adapter({name: (a, b)}, spec.architecture))
     with pytest.raises(ModelFileError, match=rf"no such matrix in the base model: {name}"):
         load_adapter(path, spec)
+
+
+@pytest.mark.parametrize(
+    ("model", "module", "name"),
+    [
+        ("deepseek2", "self_attn.q_a_proj", "attn_q_a"),
+        ("deepseek2", "self_attn.q_b_proj", "attn_q_b"),
+        ("deepseek2", "self_attn.kv_a_proj_with_mqa", "attn_kv_a_mqa"),
+        ("deepseek2", "mlp.shared_experts.down_proj", "ffn_down_shexp"),
+        ("glm4moe", "mlp.shared_experts.up_proj", "ffn_up_shexp"),
+        ("gpt-oss", "self_attn.o_proj", "attn_output"),
+    ],
+)
+def test_modules_of_special_layers_have_their_names(shared, tmp_path, model, module, name):
+    """A PEFT folder's modules are the base file's matrices."""
+    with open_gguf(shared / "tiny" / "models" / f"{model}.gguf") as file:
+        spec = read_spec(file)
+        num_out, num_in = file.tensors[f"blk.1.{name}.weight"].shape
+    path = f"base_model.model.model.layers.1.{module}"
+    tensors = {
+        f"{path}.lora_A.weight": np.ones((2, num_in), np.float32),
+        f"{path}.lora_B.weight": np.ones((num_out, 2), np.float32),
+    }
+    data = load_adapter(peft_folder(tmp_path / "peft", tensors, config(2, 4.0)), spec)
+    assert list(data.targets) == [f"blk.1.{name}.weight"]
