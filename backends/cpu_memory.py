@@ -12,6 +12,7 @@ from kvtrio.core.config import Group
 from kvtrio.kernels import cpu_abi as abi
 from kvtrio.model.spec import (
     AttentionSpec,
+    ExpertsSpec,
     FeedForwardSpec,
     LatentAttentionSpec,
     LayerSpec,
@@ -154,16 +155,24 @@ def _states(native: Native, layers: tuple[int, ...], like: abi.State) -> dict[in
 
 def activation_bytes(spec: ModelSpec, settings: BackendSettings) -> int:
     """What a step of ``max_rows`` rows needs for its activations, float32, and its logits."""
-    per_row = 2 * spec.hidden_size + max(map(_width, spec.layers), default=0)
+    widths = (_width(layer, spec.hidden_size) for layer in spec.layers)
+    per_row = 2 * spec.hidden_size + max(widths, default=0)
     return 4 * (settings.max_rows * per_row + settings.max_sampled * spec.vocab_size)
 
 
-def _width(layer: LayerSpec) -> int:
+def _width(layer: LayerSpec, hidden: int) -> int:
     """Values of a row within a layer, nearly."""
-    mixer, dense = layer.mixer, layer.feed_forward
+    mixer = layer.mixer
     assert not isinstance(mixer, LatentAttentionSpec), "a model without kernels"
     if isinstance(mixer, AttentionSpec):
         own = mixer.num_heads * (mixer.head_dim + mixer.value_dim) * (2 if mixer.gated else 1)
     else:
         own = 3 * mixer.conv.channels
-    return own + (dense.size if isinstance(dense, FeedForwardSpec) else 0)
+    match layer.feed_forward:
+        case FeedForwardSpec() as dense:
+            return own + dense.size
+        case ExpertsSpec() as experts:
+            shared = experts.shared.size if experts.shared else 0
+            return own + shared + experts.num_used * (hidden + 2 * experts.size)
+        case None:
+            return own

@@ -35,6 +35,7 @@ KINDS = {
     Kind.RECURRENT: abi.OpKind.RECURRENT,
     Kind.LINEAR: abi.OpKind.LINEAR,
     Kind.GATED: abi.OpKind.GATED,
+    Kind.EXPERTS: abi.OpKind.EXPERTS,
     Kind.ADD: abi.OpKind.ADD,
     Kind.SAMPLED: abi.OpKind.SAMPLED,
     Kind.LOGITS: abi.OpKind.LOGITS,
@@ -48,6 +49,7 @@ VALUES = {
     Kind.ATTENTION: abi.Buffer.ATTENDED,
     Kind.RECURRENT: abi.Buffer.ATTENDED,
     Kind.GATED: abi.Buffer.HIDDEN,
+    Kind.EXPERTS: abi.Buffer.BRANCH,
     Kind.ADD: abi.Buffer.RESIDUAL,
 }
 """Where an operation's value lies; LINEAR and SAMPLED depend on what they read."""
@@ -144,6 +146,9 @@ def _op(op: Op, buffers: Sequence[abi.Buffer | None], place: int, names: Names) 
         softcap=op.softcap or 0.0,
         attention=abi.NONE if layer is None or is_recurrent else names.attention(layer),
         recurrent=names.recurrent(layer) if layer is not None and is_recurrent else abi.NONE,
+        num_used=op.num_used,
+        is_shared=op.kind is Kind.EXPERTS and len(op.inputs) > 1,
+        shared_gate=names.vector(op.shared_gate),
     )
 
 

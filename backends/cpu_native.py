@@ -16,6 +16,8 @@ from kvtrio.kernels import cpu_single as single
 from kvtrio.kernels.cpu_library import LibraryMissing, LibraryUnfit, load_library
 
 ALIGNMENT = 64
+MAX_THREADS = 1024
+"""Of a ``kvt_team``."""
 SIBLINGS = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
 
 
@@ -44,7 +46,9 @@ class Native:
             single.declare(library.cdll)
         except (LibraryMissing, LibraryUnfit, abi.AbiMismatch) as error:
             raise BackendError(f"the CPU kernels: {error}") from None
-        count, team = num_threads or num_cores(), ctypes.c_void_p()
+        count, team = num_threads or min(num_cores(), MAX_THREADS), ctypes.c_void_p()
+        if count > MAX_THREADS:
+            raise BackendError(f"{count} threads cannot be had: {MAX_THREADS} is the most")
         result = library.cdll.kvt_team_new(count, ctypes.byref(team))
         try:
             abi.check(library.cdll, result)

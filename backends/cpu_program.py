@@ -49,7 +49,8 @@ class Kind(Enum):
     GATED = auto()
     """act(gate) * up."""
     EXPERTS = auto()
-    """Router and experts, the shared one too."""
+    """The sum over the experts that the router chooses, plus the second input, if there is one: a
+    shared expert's value, times ``sigmoid(x . shared_gate)`` where that is named."""
     SCALED = auto()
     """x * scale; only before fusion."""
     ADD = auto()
@@ -77,8 +78,11 @@ class Op:
     head_norms: tuple[str, ...] = ()
     """Of q and k; or none."""
     layer: int | None = None
-    """Whose attention and cache, recurrent state, or experts it is about."""
+    """Whose attention and cache, or recurrent state, it is about."""
     activation: Activation | None = None
+    num_used: int = 0
+    """Experts of a row."""
+    shared_gate: str = ""
     scale: float = 1.0
     softcap: float | None = None
 
@@ -163,9 +167,7 @@ class Recorder:
         return self._add(op)
 
     def gated_ffn(self, step: None, x: int, prefix: str, spec: FeedForwardSpec) -> int:
-        matrices = (f"{prefix}ffn_gate.weight", f"{prefix}ffn_up.weight")
-        gated = Op(kind=Kind.GATED, inputs=(x,), matrices=matrices, activation=spec.activation)
-        return self.linear(step, self._add(gated), f"{prefix}ffn_down", False)
+        return self._gated(x, (prefix, ""), spec.activation)
 
     def plain_ffn(self, step: None, x: int, prefix: str, spec: FeedForwardSpec) -> int:
         matrices = (f"{prefix}ffn_up.weight",)
@@ -180,7 +182,27 @@ class Recorder:
         return self.linear(step, self._add(op), f"{prefix}ffn_down", spec.bias)
 
     def experts(self, step: None, x: int, index: int, spec: ExpertsSpec) -> int:
-        return self._add(Op(kind=Kind.EXPERTS, inputs=(x,), layer=index))
+        prefix, shared = f"blk.{index}.", spec.shared
+        stacks = tuple(f"{prefix}ffn_{part}_exps.weight" for part in ("gate", "up", "down"))
+        op = Op(
+            kind=Kind.EXPERTS,
+            inputs=(x,),
+            matrices=(f"{prefix}ffn_gate_inp.weight", *stacks),
+            activation=spec.activation,
+            num_used=spec.num_used,
+        )
+        if shared is None:
+            return self._add(op)
+        value = self._gated(x, (prefix, "_shexp"), spec.activation)
+        gate = f"{prefix}ffn_gate_inp_shexp.weight" if shared.gated else ""
+        return self._add(evolve(op, inputs=(x, value), shared_gate=gate))
+
+    def _gated(self, x: int, names: tuple[str, str], activation: Activation) -> int:
+        """``names``: what stands before and behind "ffn_gate" and so on."""
+        prefix, suffix = names
+        matrices = tuple(f"{prefix}ffn_{part}{suffix}.weight" for part in ("gate", "up"))
+        gated = Op(kind=Kind.GATED, inputs=(x,), matrices=matrices, activation=activation)
+        return self.linear(None, self._add(gated), f"{prefix}ffn_down{suffix}", False)
 
     def scaled(self, x: int, factor: float) -> int:
         return self._add(Op(kind=Kind.SCALED, inputs=(x,), scale=factor))

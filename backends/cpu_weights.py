@@ -32,6 +32,8 @@ SCALE_PLACES: Mapping[Type, tuple[int, ...]] = {
 }  # fmt: skip
 """Where a block has its float16 scales, in bytes: the one part that may be no finite number."""
 CONVOLUTIONS = ("ssm_conv1d.weight", "shortconv.conv.weight")
+ROUTER = "ffn_gate_inp.weight"
+"""Tiny, and rounded inputs would send rows to other experts: it is kept in F32."""
 MXFP4_LARGEST = 252
 """Largest exponent byte at which 12 * 2^(e - 128) is a float32."""
 
@@ -54,11 +56,13 @@ class MatrixPlan:
     name: str
     rows: int
     cols: int
+    stack: int
+    """Matrices, one behind the other: one per expert."""
     stored: Type
     kept: Type
     """As packed."""
     num_bytes: int
-    """Packed."""
+    """Packed, of all."""
 
 
 @frozen(eq=False)
@@ -79,11 +83,14 @@ def plan_matrices(native: Native, file: TensorFile, spec: ModelSpec) -> tuple[Ma
 
 
 def _plan(native: Native, tensor: TensorInfo) -> MatrixPlan:
-    rows, cols = tensor.shape
-    for kept in (tensor.ggml_type, Type.Q8_0):
+    *stacks, rows, cols = tensor.shape
+    stack = prod(stacks)
+    wanted = Type.F32 if tensor.name.endswith(ROUTER) else tensor.ggml_type
+    for kept in (wanted, Type.Q8_0):
         num_bytes = native.cdll.kvt_packed_bytes(kept.value, rows, cols)
         if num_bytes >= 0:
-            return MatrixPlan(tensor.name, rows, cols, tensor.ggml_type, kept, num_bytes)
+            kinds = (tensor.ggml_type, kept)
+            return MatrixPlan(tensor.name, rows, cols, stack, *kinds, stack * num_bytes)
     raise ModelFileError(f"tensor {tensor.name} has rows of {cols} values, which is unsupported")
 
 
@@ -96,7 +103,8 @@ def weight_bytes(plans: tuple[MatrixPlan, ...], spec: ModelSpec) -> int:
 
 def passing_bytes(plans: tuple[MatrixPlan, ...]) -> int:
     """Bytes that loading needs besides: the largest converted matrix, on its way in."""
-    return max((2 * plan.rows * plan.cols for plan in plans if plan.kept != plan.stored), default=0)
+    converted = (plan for plan in plans if plan.kept != plan.stored)
+    return max((2 * plan.stack * plan.rows * plan.cols for plan in converted), default=0)
 
 
 def load_weights(
@@ -120,6 +128,7 @@ def load_weights(
                 data=address,
                 bytes=plan.num_bytes,
                 type=plan.kept.value,
+                stack=plan.stack,
             )
             address += aligned(plan.num_bytes)
             bar.update(file.tensors[plan.name].num_bytes)
@@ -156,19 +165,18 @@ def _pack(native: Native, file: TensorFile, plan: MatrixPlan, address: int) -> N
         raw = _converted(raw, plan)
     else:
         _require(is_finite(raw, plan.stored), plan.name)
-    native.check(
-        native.cdll.kvt_pack(
-            native.team, plan.kept.value, address_of(raw), plan.rows, plan.cols, address
-        )
-    )
+    kind, step = plan.kept.value, plan.num_bytes // plan.stack
+    for place, matrix in enumerate(raw.reshape(plan.stack, -1)):
+        sizes = (plan.rows, plan.cols, address + place * step)
+        native.check(native.cdll.kvt_pack(native.team, kind, address_of(matrix), *sizes))
 
 
 def _converted(raw: np.ndarray, plan: MatrixPlan) -> np.ndarray:
-    """The rows as Q8_0, a slice at a time: uint8 [rows, row bytes]."""
-    rows = raw.reshape(plan.rows, -1)
+    """The rows as they are kept, a slice at a time: [rows of the stack, row values or bytes]."""
+    rows = raw.reshape(plan.stack * plan.rows, -1)
     step = max(1, SLICE_BYTES // (4 * plan.cols))
     slices = []
-    for first in range(0, plan.rows, step):
+    for first in range(0, len(rows), step):
         with np.errstate(all="ignore"):
             values = gguf.quants.dequantize(rows[first : first + step], plan.stored)
             kept = gguf.quants.quantize(values, plan.kept)

@@ -38,6 +38,7 @@ class OpKind(IntEnum):
     LOGITS = 7
     SAMPLE = 8
     RECURRENT = 9
+    EXPERTS = 10
 
 
 class Buffer(IntEnum):
@@ -81,7 +82,7 @@ class Matrix(ctypes.Structure):
         *_fields(c_int64, "rows cols"),
         *_fields(c_void_p, "data"),
         *_fields(c_int64, "bytes"),
-        *_fields(c_int32, "type reserved"),
+        *_fields(c_int32, "type stack"),
     )
 
 
@@ -137,7 +138,7 @@ class Op(ctypes.Structure):
         *_fields(c_int32 * 2, "head_norms"),
         *_fields(c_int32, "attention activation"),
         *_fields(c_float, "scale softcap"),
-        *_fields(c_int32, "recurrent"),
+        *_fields(c_int32, "recurrent num_used is_shared shared_gate"),
     )
 
 

@@ -41,6 +41,13 @@ FUNCTIONS: Signatures = {
         c_int32,
         (c_void_p, POINTER(Matrix), c_int32, c_void_p, c_int64, POINTER(c_void_p)),
     ),
+    "kvt_experts": (
+        c_int32,
+        (
+            c_void_p, POINTER(Matrix), c_int32, c_int32, c_void_p, c_void_p, c_int64, c_void_p,
+            c_void_p,
+        ),
+    ),
     "kvt_cache_write": (c_int32, (POINTER(Cache), c_int64, c_int32, c_void_p, c_void_p)),
     "kvt_cache_copy": (c_int32, (POINTER(Cache), c_int64, c_int64, c_int32)),
     "kvt_attend": (

@@ -59,6 +59,7 @@ int64_t kvt_model_buffer_bytes(const kvt_model* model) { return kvt::memory_byte
 static const char* check_part(const kvt_model& model, const kvt_low_rank& part) {
   if (part.matrix < 0 || static_cast<size_t>(part.matrix) >= model.matrices.size())
     return "adapter: no such matrix";
+  if (model.matrix(part.matrix).stack > 1) return "adapter: experts";
   if (!part.a || !part.b || part.rank < 1 || part.rank > (1 << 20)) return "adapter: a, b or rank";
   return nullptr;
 }

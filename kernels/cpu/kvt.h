@@ -29,7 +29,7 @@
 extern "C" {
 #endif
 
-#define KVT_ABI_VERSION 2
+#define KVT_ABI_VERSION 3
 
 enum {
   KVT_OK = 0,
@@ -83,12 +83,12 @@ KVT_API int64_t kvt_packed_bytes(int32_t type, int64_t rows, int64_t cols);
 KVT_API int32_t kvt_pack(kvt_team* team, int32_t type, const uint8_t* source, int64_t rows,
                          int64_t cols, uint8_t* target);
 
-typedef struct {        /* a packed matrix */
+typedef struct {        /* a packed matrix, or a stack of them, one behind the other */
   int64_t rows, cols;   /* outputs, inputs */
   const uint8_t* data;  /* aligned to 64 */
-  int64_t bytes;        /* at data: must be what kvt_packed_bytes() says */
+  int64_t bytes;        /* at data: must be what kvt_packed_bytes() says, times the stack */
   int32_t type;
-  int32_t reserved;     /* 0 */
+  int32_t stack;        /* matrices, 1 or more; only EXPERTS multiplies with more than one */
 } kvt_matrix;
 
 typedef struct { /* norm weight, bias, rope factors, sinks */
@@ -185,7 +185,7 @@ enum { /* activations, float32 */
   KVT_QUERY = 1,     /* [N, heads * head_dim]: q, rotated */
   KVT_ATTENDED = 2,  /* [N, heads * value_dim]: of attention or a recurrent layer */
   KVT_HIDDEN = 3,    /* [N, feed-forward size]: act(gate) * up */
-  KVT_BRANCH = 4     /* [N, hidden]: a branch on its way through a post-norm */
+  KVT_BRANCH = 4     /* [N, hidden]: a branch that is added by an op of its own */
 };
 
 /* What an op does; fields that are not named are -1 (indices) or 0.
@@ -209,26 +209,35 @@ enum {
   KVT_OP_LOGITS = 7,    /* the logits: RESIDUAL by matrices[0], then softcap * tanh(x / softcap) if
                            softcap > 0, then times scale */
   KVT_OP_SAMPLE = 8,    /* the results that the step asks for, from the logits */
-  KVT_OP_RECURRENT = 9  /* ATTENDED = the layer `recurrent` on the products of RESIDUAL with matrices,
+  KVT_OP_RECURRENT = 9, /* ATTENDED = the layer `recurrent` on the products of RESIDUAL with matrices,
                            one behind the other: short convolution b, c, x; delta net q, k, v (one
                            matrix), z, and the gates in one matrix or two; state space z, x, B, C and
                            dt in one; eps of its norms */
+  KVT_OP_EXPERTS = 10   /* BRANCH = the sum over the num_used experts with the largest products with
+                           matrices[0] (the router) of weight * (act(gate) * up) matrices[3]^T,
+                           gate and up from RESIDUAL by matrices[1] and [2]: stacks, a matrix per
+                           expert. The weights are the softmax over those largest products.
+                           With is_shared, plus what BRANCH held before, which counts
+                           sigmoid(shared_gate . input) times if shared_gate is a vector */
 };
 
 typedef struct {
   int32_t kind;
   int32_t input;         /* buffer: LINEAR (ATTENDED or HIDDEN) */
   int32_t output;        /* buffer: LINEAR */
-  int32_t norm;          /* vector: QKV, LINEAR, GATED, ADD, LOGITS, RECURRENT */
+  int32_t norm;          /* vector: QKV, LINEAR, GATED, ADD, LOGITS, RECURRENT, EXPERTS */
   float eps;             /* of norm, head_norms, and norms of a recurrent layer */
   int32_t matrices[4];
   int32_t biases[3];     /* vectors */
   int32_t head_norms[2]; /* vectors [head_dim] */
   int32_t attention;     /* index: QKV, ATTENTION */
-  int32_t activation;    /* GATED */
+  int32_t activation;    /* GATED, EXPERTS */
   float scale;           /* EMBED, ADD, LOGITS */
   float softcap;         /* LOGITS */
   int32_t recurrent;     /* index: RECURRENT */
+  int32_t num_used;      /* EXPERTS */
+  int32_t is_shared;     /* EXPERTS: 0 or 1 */
+  int32_t shared_gate;   /* EXPERTS: vector [hidden] or -1 */
 } kvt_op;
 
 typedef struct {

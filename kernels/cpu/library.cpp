@@ -14,6 +14,7 @@
 #include "pack.hpp"
 
 #include "abi.cpp"
+#include "abi_experts.cpp"
 #include "abi_model.cpp"
 #include "abi_recurrent.cpp"
 #include "abi_single.cpp"

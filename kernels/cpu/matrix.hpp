@@ -36,6 +36,7 @@ struct Matrix {
   int32_t type;
   int64_t rows, cols;
   const uint8_t* data;
+  int64_t stack = 1;  // matrices of this shape, one behind the other
 };
 
 constexpr int64_t num_panels(int64_t rows) { return (rows + kPanelRows - 1) / kPanelRows; }

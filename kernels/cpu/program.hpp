@@ -8,6 +8,7 @@
 
 #include "attention.hpp"
 #include "cache.hpp"
+#include "experts.hpp"
 #include "kvt_step.h"
 #include "lora.hpp"
 #include "matrix.hpp"
@@ -51,6 +52,8 @@ struct Memory {
   Region own_inputs;       // per thread: those prepared by itself, and a block of normed rows
   Region rotations;        // per rope cos, then sin: [N, num_pairs] each
   Region attention;
+  Region experts;          // see experts.hpp
+  Region factors;          // [N]: of a shared expert
   Region logits;           // [M, V]
   Region inner;            // adapters' inner values; grows
   int64_t own_bytes = 0;   // per thread, of own_inputs
@@ -145,10 +148,17 @@ inline int num_products(const kvt_op& op) {
       return 2;
     case KVT_OP_LINEAR:
     case KVT_OP_LOGITS:
+    case KVT_OP_EXPERTS:
       return 1;
     default:
       return 0;
   }
+}
+
+inline Experts experts_of(const kvt_model& model, const kvt_op& op) {
+  const Matrix& gate = model.matrix(op.matrices[1]);
+  return {gate, model.matrix(op.matrices[2]), model.matrix(op.matrices[3]), gate.stack,
+          op.num_used, op.activation};
 }
 
 inline int64_t query_width(const kvt_model& model, const kvt_attention& attention) {

@@ -5,6 +5,8 @@
 
 namespace kvt {
 
+constexpr int32_t kMaxStack = 1 << 16;
+
 inline bool is_index(int32_t index, size_t size) {
   return index >= 0 && static_cast<size_t>(index) < size;
 }
@@ -23,9 +25,11 @@ inline const char* check_sizes(const kvt_model_desc& desc) {
 }
 
 inline const char* check_matrix(const kvt_matrix& matrix) {
+  if (matrix.stack < 1 || matrix.stack > kMaxStack) return "model: a stack of matrices";
   const int64_t bytes = packed_bytes(matrix.type, matrix.rows, matrix.cols);
   if (bytes < 0) return "model: a matrix has a type or shape that is not supported";
-  if (bytes != matrix.bytes) return "model: a matrix has another number of bytes than its shape";
+  if (bytes > INT64_MAX / kMaxStack || bytes * matrix.stack != matrix.bytes)
+    return "model: a matrix has another number of bytes than its shape";
   if (!matrix.data || reinterpret_cast<uintptr_t>(matrix.data) % 64)
     return "model: a matrix is missing or not aligned to 64 bytes";
   return nullptr;
@@ -110,9 +114,10 @@ inline bool has_size(const kvt_model& model, int32_t vector, int64_t size, bool 
          model.vectors[static_cast<size_t>(vector)].size == size;
 }
 
-inline bool has_shape(const kvt_model& model, int32_t matrix, int64_t rows, int64_t cols) {
+inline bool has_shape(const kvt_model& model, int32_t matrix, int64_t rows, int64_t cols,
+                      int64_t stack = 1) {
   return is_index(matrix, model.matrices.size()) && model.matrix(matrix).rows == rows &&
-         model.matrix(matrix).cols == cols;
+         model.matrix(matrix).cols == cols && model.matrix(matrix).stack == stack;
 }
 
 // Widths of ATTENDED and HIDDEN as the ops before wrote them, and what has been computed.
@@ -179,6 +184,37 @@ inline const char* check_gated(const kvt_model& model, const kvt_op& op, Progres
   return has_size(model, op.norm, model.hidden_size, true) ? nullptr : "gated: norm";
 }
 
+// Whether the stacks fit together, for inputs and outputs of `width` values.
+inline const char* check_stacks(const Experts& experts, int64_t width) {
+  const auto fits = [&](const Matrix& matrix, int64_t rows, int64_t cols) {
+    return matrix.rows == rows && matrix.cols == cols && matrix.stack == experts.num_experts;
+  };
+  const int64_t size = experts.up.rows;
+  if (!fits(experts.gate, size, width) || !fits(experts.up, size, width) ||
+      !fits(experts.down, width, size))
+    return "experts: a stack";
+  if (experts.num_used < 1 || experts.num_used > experts.num_experts) return "experts: num_used";
+  if (experts.activation != KVT_SILU && experts.activation != KVT_GELU_TANH)
+    return "experts: activation";
+  return nullptr;
+}
+
+inline const char* check_experts(const kvt_model& model, const kvt_op& op, Progress& now) {
+  for (int32_t matrix : op.matrices) {
+    if (!is_index(matrix, model.matrices.size())) return "experts: no such matrix";
+  }
+  const Experts experts = experts_of(model, op);
+  if (const char* fault = check_stacks(experts, model.hidden_size)) return fault;
+  if (!has_shape(model, op.matrices[0], experts.num_experts, model.hidden_size))
+    return "experts: router";
+  // Places are counted in 32 bits.
+  if (experts.num_places(model.max_rows) >= INT32_MAX) return "experts: too many rows";
+  if (op.is_shared && !now.has_branch) return "experts: no shared expert";
+  now.has_branch = true;
+  if (!has_size(model, op.shared_gate, model.hidden_size, true)) return "experts: gate";
+  return has_size(model, op.norm, model.hidden_size, true) ? nullptr : "experts: norm";
+}
+
 inline const char* check_op(const kvt_model& model, const kvt_op& op, Progress& now) {
   switch (op.kind) {
     case KVT_OP_EMBED:
@@ -195,6 +231,8 @@ inline const char* check_op(const kvt_model& model, const kvt_op& op, Progress& 
       return check_gated(model, op, now);
     case KVT_OP_RECURRENT:
       return check_mixing(model, op, now);
+    case KVT_OP_EXPERTS:
+      return check_experts(model, op, now);
     case KVT_OP_ADD:
       if (!now.has_branch) return "add: no branch";
       return has_size(model, op.norm, model.hidden_size, true) ? nullptr : "add: norm";

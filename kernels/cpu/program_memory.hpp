@@ -26,7 +26,8 @@ inline std::vector<GroupLimits> group_limits(const kvt_model& model, int32_t num
 inline void copy_tables(kvt_model& model, const kvt_model_desc& desc) {
   for (int32_t i = 0; i < desc.num_matrices; ++i) {
     const kvt_matrix& matrix = desc.matrices[i];
-    model.matrices.push_back(Matrix{matrix.type, matrix.rows, matrix.cols, matrix.data});
+    model.matrices.push_back(
+        Matrix{matrix.type, matrix.rows, matrix.cols, matrix.data, matrix.stack});
   }
   model.vectors.assign(desc.vectors, desc.vectors + desc.num_vectors);
   for (int32_t i = 0; i < desc.num_caches; ++i) {
@@ -81,6 +82,7 @@ struct Needs {
   int64_t query = 1, attended = 1, keys = 1, values = 1, hidden = 1, cols = 1, mixed = 1;
   int64_t input = 64, own_input = 64;           // bytes
   int64_t attention_worker = 0, attention_shared = 0, mixing = 0;  // bytes
+  int64_t experts = 0, experts_worker = 0;                         // bytes
 };
 
 inline void grow(int64_t& size, int64_t other) { size = std::max(size, other); }
@@ -114,6 +116,11 @@ inline Needs needs_of(const kvt_model& model) {
     grow(needs.own_input, input_bytes(kPrivateRows, plan.cols, plan.forms));
     if (model.program[i].kind == KVT_OP_GATED)
       grow(needs.hidden, model.matrix(model.program[i].matrices[0]).rows);
+    if (model.program[i].kind == KVT_OP_EXPERTS) {
+      const Experts experts = experts_of(model, model.program[i]);
+      grow(needs.experts, experts_bytes(experts, model.max_rows));
+      grow(needs.experts_worker, experts_worker_bytes(experts, model.max_rows));
+    }
   }
   return needs;
 }
@@ -147,11 +154,13 @@ inline bool allocate_memory(kvt_model& model) {
   memory.own_row_bytes = static_cast<int64_t>(round_up(static_cast<size_t>(4 * needs.cols), kLine));
   const int64_t own = kPrivateRows * memory.own_row_bytes + needs.own_input;
   memory.own_bytes = static_cast<int64_t>(round_up(static_cast<size_t>(own), 4096));
-  const int64_t worker = std::max(needs.attention_worker, needs.mixing);
+  const int64_t worker =
+      std::max({needs.attention_worker, needs.mixing, needs.experts_worker});
   return allocate_buffers(model, needs) && reserve(memory.inputs, needs.input) &&
          reserve(memory.own_inputs, memory.own_bytes * model.team->num_threads()) &&
          reserve(memory.rotations, 4 * 2 * model.max_rows * num_pairs) &&
          reserve(memory.attention, needs.attention_shared) &&
+         reserve(memory.experts, needs.experts) && reserve(memory.factors, 4 * model.max_rows) &&
          make_sampler(model.sampler, model.vocab_size, model.max_sampled) &&
          model.team->reserve_scratch(static_cast<size_t>(worker));
 }
@@ -160,8 +169,8 @@ inline int64_t memory_bytes(const kvt_model& model) {
   const Memory& memory = model.memory;
   size_t bytes = memory.keys.bytes() + memory.values.bytes() + memory.gates.bytes() +
                  memory.mixed.bytes() + memory.normed.bytes() + memory.inputs.bytes() + memory.own_inputs.bytes() +
-                 memory.rotations.bytes() + memory.attention.bytes() + memory.logits.bytes() +
-                 memory.inner.bytes() + model.sampler.memory.bytes();
+                 memory.rotations.bytes() + memory.attention.bytes() + memory.experts.bytes() +
+                 memory.factors.bytes() + memory.logits.bytes() + memory.inner.bytes() + model.sampler.memory.bytes();
   for (const Region& region : memory.buffers) bytes += region.bytes();
   return static_cast<int64_t>(bytes);
 }

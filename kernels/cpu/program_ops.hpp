@@ -1,6 +1,7 @@
 // The ops with products, and attention.
 #pragma once
 
+#include "program_experts.hpp"
 #include "program_head.hpp"
 #include "program_input.hpp"
 #include "program_recurrent.hpp"

@@ -88,6 +88,9 @@ class Runner {
   void gated(const kvt_op& op, const OpPlan& plan);
   void logits(const kvt_op& op, const OpPlan& plan);
   void finish_logits(const kvt_op& op);
+  // program_experts.hpp
+  void experts(const kvt_op& op, const OpPlan& plan);
+  const float* weigh_shared(const kvt_op& op, const float* x);
   // program_recurrent.hpp
   void recurrent(const kvt_op& op, const OpPlan& plan);
   // program_head.hpp
@@ -208,6 +211,7 @@ inline void Runner::run() {
       case KVT_OP_RECURRENT: recurrent(op, plan); break;
       case KVT_OP_LINEAR: linear(op, plan); break;
       case KVT_OP_GATED: gated(op, plan); break;
+      case KVT_OP_EXPERTS: experts(op, plan); break;
       case KVT_OP_ADD: add(op); break;
       case KVT_OP_SAMPLED: narrow(); break;
       case KVT_OP_LOGITS: logits(op, plan); break;

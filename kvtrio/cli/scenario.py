@@ -1,6 +1,6 @@
 """``kvtrio scenario``: make, import and look at scenario files."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -64,11 +64,14 @@ def import_trace(
     """
     from kvtrio.replay import import_log, imports
 
-    if kind == "mooncake":
-        return _written(out, lambda: imports.import_mooncake(file, shrink), file)
-    if kind == "azure":
-        return _written(out, lambda: imports.import_azure(file, shrink), file)
-    return _written(out, lambda: import_log.import_log(file), file)
+    def lines() -> "Iterable[Line]":
+        if kind == "mooncake":
+            return imports.import_mooncake(file, shrink)
+        if kind == "azure":
+            return imports.import_azure(file, shrink)
+        return import_log.import_log(file)
+
+    return _written(out, lambda: _with_requests(lines(), kind), file)
 
 
 @scenario.command
@@ -106,6 +109,18 @@ def show(file: Annotated[Path, Parameter(help="A scenario file.")], /) -> int:
     for line in outline(found):
         print(line)
     return exits.OK
+
+
+def _with_requests(lines: "Iterable[Line]", kind: str) -> "Iterator[Line]":
+    from kvtrio.replay.scenario import Request
+    from kvtrio.replay.scenario_file import ScenarioError
+
+    is_empty = True
+    for line in lines:
+        is_empty = is_empty and not isinstance(line, Request)
+        yield line
+    if is_empty:
+        raise ScenarioError(f"there is no request in it, as {kind} has them")
 
 
 def _written(out: Path, lines: "Callable[[], Iterable[Line]]", *sources: Path) -> int:

@@ -15,7 +15,7 @@ from kvtrio.core.events import Submit
 from kvtrio.core.identity import KeyMaker, TokenTrail
 from kvtrio.core.machine import Core
 
-MAX_REMEMBERED = 1 << 22
+MAX_REMEMBERED = 1 << 21
 """Prompt tokens of last turns that are remembered, about 40 bytes each."""
 
 PLAIN_KEYS = KeyMaker(b"known to everybody: simulated", b"simulated")

@@ -11,22 +11,24 @@ from harness.cpu_models import load_cpu, random_cpu
 from harness.native import isas
 from harness.torch_adapters import random_adapter
 from harness.torch_models import (
+    EXPERTS,
     GREEDY,
+    MODELS,
     PLAIN,
-    RECURRENT,
     SPECS,
     WINDOWED,
-    WITH_EXPERTS,
     Driver,
     greedy,
     random_backend,
     random_file,
     random_prompt,
+    with_experts,
 )
 from kvtrio.backends.base import BackendError
 from kvtrio.core.sampling import SamplingParams
 from kvtrio.model.errors import ModelFileError
 from kvtrio.model.gguf_file import open_gguf
+from kvtrio.model.spec import Activation, Gating, RoutingSpec
 
 CLOSE = {"rtol": 0.0, "atol": 1e-4}
 SAME = {"rtol": 0.0, "atol": 0.0}
@@ -42,10 +44,10 @@ def chunked(driver: Driver, request: int, prompt: list[int], size: int) -> torch
 
 
 @pytest.mark.parametrize("isa", isas())
-@pytest.mark.parametrize("name", SPECS | RECURRENT)
+@pytest.mark.parametrize("name", MODELS)
 def test_the_forward_pass_equals_the_reference(name, isa):
     """With weights and cache in float32, every model's log-probabilities and tokens agree."""
-    model = (SPECS | RECURRENT)[name]
+    model = MODELS[name]
     reference, mine = random_backend(model), random_cpu(model, isa)
     expected = chunked(Driver(reference), 0, PROMPT, 31)
     out = chunked(Driver(mine, Random(2)), 0, PROMPT, 31)
@@ -139,7 +141,8 @@ def test_a_weight_too_large_for_the_type_it_becomes_is_refused(shared, tmp_path)
     [
         ({"device": "cuda"}, "cuda"),
         ({"key_type": "q5_1"}, "known are f32, f16, q4_0, q8_0"),
-        ({"num_threads": 1 << 20}, "threads cannot be had"),
+        ({"num_threads": 1 << 20}, "threads cannot be had: 1024 is the most"),
+        ({"num_threads": (1 << 32) + 1}, "threads cannot be had: 1024 is the most"),
     ],
 )
 def test_what_cannot_be_had_is_refused(change, reason):
@@ -195,11 +198,19 @@ def test_a_table_that_does_not_cover_its_chunk_is_a_bug():
         driver.tokens(evolve(chunk, block_tables=((chunk.block_tables[0][0],),)))
 
 
-@pytest.mark.parametrize("name", WITH_EXPERTS)
-def test_a_model_without_kernels_is_refused(name):
+@pytest.mark.parametrize(
+    "experts",
+    [
+        evolve(EXPERTS, routing=RoutingSpec(gating=Gating.SIGMOID)),
+        evolve(EXPERTS, biases=True),
+        evolve(EXPERTS, activation=Activation.CLAMPED),
+    ],
+    ids=["routing", "biases", "activation"],
+)
+def test_a_model_without_kernels_is_refused(experts):
     """Before anything is allocated, with the backend that computes it."""
     with pytest.raises(BackendError, match="no kernels for this kind of test; --backend torch"):
-        random_cpu(WITH_EXPERTS[name])
+        random_cpu(with_experts(PLAIN, experts))
 
 
 def test_an_adapter_without_room_is_refused(monkeypatch: pytest.MonkeyPatch):

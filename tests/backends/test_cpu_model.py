@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from attrs import evolve
 
-from harness.torch_models import DELTA, ODD, PLAIN, SPECIAL, WINDOWED
+from harness.torch_models import BARE_EXPERTS, DELTA, DELTA_EXPERTS, ODD, PLAIN, SPECIAL, WINDOWED
 from kvtrio.backends.base import BackendError
 from kvtrio.backends.cpu_model import attention, lowered, require_kernels, rope
 from kvtrio.backends.cpu_native import aligned, num_cores
@@ -66,6 +66,22 @@ def test_layers_of_two_kinds_have_tables_of_their_own():
     assert (layer.kind, layer.state, layer.is_tiled) == (abi.Mixing.DELTA_NET, 1, 1)
     assert layer.conv == names.vectors["blk.2.ssm_conv1d.weight"]
     assert (layer.conv_bias, layer.skip) == (abi.NONE, abi.NONE)
+
+
+def test_experts_add_to_what_a_shared_one_left():
+    """The shared one's value waits in the place of the sum; without it, nothing is read there."""
+    names = Names()
+    ops = lowered(program(DELTA_EXPERTS), names)
+    shared, experts = ops[4:6]
+    assert (shared.kind, shared.output) == (abi.OpKind.LINEAR, abi.Buffer.BRANCH)
+    assert (experts.kind, experts.output) == (abi.OpKind.EXPERTS, abi.Buffer.BRANCH)
+    stacks = (f"blk.0.ffn_{part}_exps.weight" for part in ("gate", "up", "down"))
+    named = ["blk.0.ffn_gate_inp.weight", *stacks]
+    assert list(experts.matrices) == [names.matrices[name] for name in named]
+    assert (experts.num_used, experts.is_shared) == (2, 1)
+    assert experts.shared_gate == names.vectors["blk.0.ffn_gate_inp_shexp.weight"]
+    (first, *_) = (op for op in lowered(program(BARE_EXPERTS), Names()) if op.num_used)
+    assert (first.is_shared, first.shared_gate) == (0, abi.NONE)
 
 
 @pytest.mark.parametrize("name", SPECIAL)

@@ -23,6 +23,9 @@ NUM_ROWS, SIZE = 5, 4
 SAMPLED = [1, 4]
 
 
+BENT = {Kind.GATED, Kind.ATTENTION, Kind.EXPERTS, Kind.LOGITS, Kind.RECURRENT}
+
+
 def number(name: str) -> float:
     """Stands for a tensor."""
     return 0.5 + zlib.crc32(name.encode()) / 2**32
@@ -41,7 +44,7 @@ def apply(op: Op, inputs: list[np.ndarray]) -> np.ndarray:
         x = np.roll(x, 1, -1) * number(name)
     for name in op.biases:
         x = x + number(name)
-    if op.kind in (Kind.GATED, Kind.ATTENTION, Kind.LOGITS, Kind.RECURRENT):
+    if op.kind in BENT:
         x = np.tanh(x + (op.layer or 0) + (op.softcap or 0))
     x = x * op.scale
     return x + inputs[1] if len(inputs) > 1 else x
@@ -103,10 +106,18 @@ def test_flags_of_the_model_are_written_down():
 
 def test_recurrent_layers_and_experts_are_written_down():
     """Norms go into them, and the last that writes a state is where rows may be left out."""
-    assert kinds(DELTA_EXPERTS).startswith("EMBED RECURRENT LINEAR EXPERTS ADD QKV SAMPLED SAMPLED")
+    assert kinds(DELTA_EXPERTS).startswith(
+        "EMBED RECURRENT LINEAR GATED LINEAR EXPERTS ADD QKV SAMPLED SAMPLED"
+    )
     assert kinds(MAMBA) == "EMBED RECURRENT LINEAR RECURRENT SAMPLED SAMPLED LINEAR LOGITS SAMPLE"
     first = program(DELTA_EXPERTS)[1]
     assert (first.layer, first.norm) == (0, "blk.0.attn_norm.weight")
+    experts = program(DELTA_EXPERTS)[5]
+    assert (experts.inputs, experts.num_used) == ((2, 4), 2)
+    assert (experts.norm, experts.shared_gate) == (
+        "blk.0.post_attention_norm.weight",
+        "blk.0.ffn_gate_inp_shexp.weight",
+    )
     parts = ("attn_qkv", "attn_gate", "ssm_beta", "ssm_alpha")
     assert program(DELTA)[1].matrices == tuple(f"blk.0.{part}.weight" for part in parts)
 

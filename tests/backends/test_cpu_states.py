@@ -16,8 +16,8 @@ from harness.native import chosen_isa, isas
 from harness.torch_models import (
     CONV,
     DELTA,
+    HYBRIDS,
     MAMBA,
-    RECURRENT,
     Driver,
     RandomFile,
     random_file,
@@ -39,7 +39,8 @@ CLOSE = {"rtol": 0.0, "atol": 1e-4}
 SAME = {"rtol": 0.0, "atol": 0.0}
 FREE = BlockId(63)
 """A slot that no request here is given."""
-TINY = ["qwen35", "lfm2", "mamba2"]
+DENSE = ["qwen35", "lfm2", "mamba2"]
+TINY = [*DENSE, "qwen3next", "granitehybrid"]
 ROUNDED = gguf.GGMLQuantizationType.Q8_0
 
 
@@ -72,11 +73,11 @@ def logprobs(driver: Driver, chunk: Chunk, copies: tuple[Copy, ...] = ()) -> tor
 
 
 @pytest.mark.parametrize("isa", isas())
-@pytest.mark.parametrize("name", RECURRENT)
+@pytest.mark.parametrize("name", HYBRIDS)
 def test_a_checkpoint_continues_as_if_nothing_had_been(name, isa):
     """A copy made before a step that goes on, restored later, gives the very same bits."""
     prompt = random_prompt(Random(1), 70)
-    driver = Driver(random_cpu(RECURRENT[name], isa))
+    driver = Driver(random_cpu(HYBRIDS[name], isa))
     logprobs(driver, driver.chunk(0, 0, prompt[:40]))
     copies = saved(driver, 0)
     expected = logprobs(driver, driver.chunk(0, 40, prompt[40:]), copies)
@@ -87,11 +88,11 @@ def test_a_checkpoint_continues_as_if_nothing_had_been(name, isa):
 
 
 @pytest.mark.parametrize("isa", isas())
-@pytest.mark.parametrize("name", RECURRENT)
+@pytest.mark.parametrize("name", HYBRIDS)
 def test_company_changes_no_bit(name, isa):
     """Rows and chunks of many requests in one step get the bits that each gets alone."""
     rng = Random(4)
-    backend = random_cpu(RECURRENT[name], isa, key_type="f16", value_type="f16")
+    backend = random_cpu(HYBRIDS[name], isa, key_type="f16", value_type="f16")
     prompts = [random_prompt(rng, length) for length in (1, 2, 40, 120, 17, 64) * 2]
     cuts = [0, 1, 39, 64, 0, 32] * 2
 
@@ -221,7 +222,7 @@ def rounded_linear(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize("name", DENSE)
 def test_rounded_weights_and_activations_cost_nothing_else(shared, name, monkeypatch):
     """The reference, given rounded activations, is as far from exact as the kernels are: small
     models are sensitive, but the loss is that of the products alone."""

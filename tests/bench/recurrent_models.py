@@ -1,13 +1,15 @@
-"""Writes models with recurrent layers in the shapes of real ones, with random weights: to measure.
+"""Writes models with recurrent layers or experts in the shapes of real ones, with random weights:
+to measure. All experts of a layer have the same.
 
 Tokenizer, template and all metadata that is no size come from a file of ../shared/tiny/models of
 the same architecture.
 
-    recurrent_models.py qwen35|lfm2|mamba2 TINY.gguf OUT.gguf [TYPE]
+    recurrent_models.py qwen35|lfm2|mamba2|qwen3moe TINY.gguf OUT.gguf [TYPE]
 """
 
 import sys
 from collections.abc import Mapping
+from math import prod
 from pathlib import Path
 from typing import Any, assert_never
 
@@ -23,6 +25,7 @@ from kvtrio.model.layer_tensors import is_matrix
 from kvtrio.model.spec import (
     AttentionSpec,
     DeltaNetSpec,
+    ExpertsSpec,
     FeedForwardSpec,
     Mamba2Spec,
     Mixer,
@@ -67,6 +70,20 @@ SIZES: dict[str, dict[str, Any]] = {
         "ssm.time_step_rank": 32,
         "ssm.group_count": 1,
     },
+    # A billion weights in the proportions of Qwen3-30B-A3B.
+    "qwen3moe": {
+        "block_count": 12,
+        "embedding_length": 1024,
+        "attention.head_count": 16,
+        "attention.head_count_kv": 4,
+        "attention.key_length": 64,
+        "attention.value_length": 64,
+        "rope.dimension_count": 64,
+        "expert_count": 64,
+        "expert_used_count": 8,
+        "expert_feed_forward_length": 384,
+        "feed_forward_length": 3072,
+    },
 }
 
 
@@ -91,12 +108,22 @@ def shapes_of(tiny: Path, architecture: str) -> dict[str, tuple[int, ...]]:
     kv_heads = sizes.get("attention.head_count_kv")
     layers = []
     for i in range(sizes["block_count"]):
-        is_attention = kv_heads[i] > 0 if isinstance(kv_heads, list) else i % 4 == 3
+        has_turns = "ssm.inner_size" in sizes
+        is_attention = (
+            kv_heads[i] > 0 if isinstance(kv_heads, list) else not has_turns or i % 4 == 3
+        )
         wanted = is_attention and kv_heads is not None
         like = next(each for each in spec.layers if isinstance(each.mixer, AttentionSpec) == wanted)
         dense = like.feed_forward
         if isinstance(dense, FeedForwardSpec):
             dense = evolve(dense, size=sizes["feed_forward_length"])
+        if isinstance(dense, ExpertsSpec):
+            dense = evolve(
+                dense,
+                num_experts=sizes["expert_count"],
+                num_used=sizes["expert_used_count"],
+                size=sizes["expert_feed_forward_length"],
+            )
         layers.append(evolve(like, index=i, mixer=resized(like.mixer, sizes), feed_forward=dense))
     return needed_tensors(evolve(spec, hidden_size=sizes["embedding_length"], layers=tuple(layers)))
 
@@ -153,10 +180,14 @@ def main(architecture: str, tiny: Path, out: Path, kind: Type) -> None:
     writer, rng, count = gguf.GGUFWriter(out, architecture), np.random.default_rng(0), 0
     write_metadata(writer, tiny, architecture)
     for name, shape in shapes.items():
-        array = values(name, shape, rng)
-        count += array.size
-        if is_matrix(name, shape):
-            writer.add_tensor(name, gguf.quants.quantize(array, kind), raw_dtype=kind)
+        array = values(name, shape[-2:], rng)
+        count += prod(shape)
+        if name.endswith("ffn_gate_inp.weight"):
+            writer.add_tensor(name, array)
+        elif is_matrix(name, shape):
+            rows = gguf.quants.quantize(array, kind)
+            stack = np.broadcast_to(rows, (*shape[:-2], *rows.shape))
+            writer.add_tensor(name, np.ascontiguousarray(stack), raw_dtype=kind)
         else:
             writer.add_tensor(name, array)
     writer.write_header_to_file()

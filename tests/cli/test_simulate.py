@@ -75,6 +75,8 @@ def test_a_simulated_server_is_like_itself(scenario, tmp_path, capsys):
         (["simulate", "{file}", "--log-level", "loud"], "--log-level"),
         (["scenario", "show", "/no/such/file"], "/no/such/file: No such file"),
         (["scenario", "import", "log", "{file}", "{link}"], "would be written over"),
+        (["scenario", "import", "log", "{bad}", "{out}"], "no request in it"),
+        (["scenario", "import", "mooncake", "/dev/null", "{out}"], "no request in it"),
         (["replay", "{file}", "http://127.0.0.1:9", "-o", "{file}"], "would be written over"),
         (["calibrate", "{file}"], "no sched.cost line"),
         (["calibrate", "{file}", "-o", "{link}"], "would be written over"),
@@ -85,7 +87,10 @@ def test_what_does_not_fit_is_one_line(scenario, tmp_path, capsys, arguments, sa
     link, bad = tmp_path / "link", tmp_path / "bad.log"
     link.symlink_to(scenario)
     bad.write_text('{"event":"server.start","block_size":0}\n', encoding="ascii")
-    names, before = {"file": scenario, "link": link, "bad": bad}, scenario.read_bytes()
+    names, before = (
+        {"file": scenario, "link": link, "bad": bad, "out": tmp_path / "out"},
+        scenario.read_bytes(),
+    )
     assert main([argument.format(**names) for argument in arguments]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert says in line

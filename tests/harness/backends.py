@@ -8,8 +8,7 @@ from attrs import frozen
 from harness.cpu_models import cpu_settings, random_cpu, require_kernels
 from harness.torch_models import (
     EVERY,
-    RECURRENT,
-    SPECS,
+    MODELS,
     RandomFile,
     random_backend,
     settings,
@@ -65,7 +64,7 @@ CPU = Kind(
     name="cpu",
     make=random_cpu,
     load=_load_cpu,
-    models=SPECS | RECURRENT,
+    models=MODELS,
     alike=SAME,
     memory="kvtrio.backends.cpu_backend.ram_available",
     free=lambda size: lambda: size,

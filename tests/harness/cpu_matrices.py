@@ -80,7 +80,7 @@ class NativeMatrix:
         source = np.ascontiguousarray(rows)
         sizes = (len(rows), cols, packed)
         kernels.call("kvt_pack", kernels.team, kind.value, source, *sizes)
-        struct = abi.Matrix(rows=len(rows), cols=cols, bytes=size, type=kind.value)
+        struct = abi.Matrix(rows=len(rows), cols=cols, bytes=size, type=kind.value, stack=1)
         struct.data = packed.ctypes.data
         return cls(kernels, struct, packed)
 
@@ -122,3 +122,44 @@ def multiply_many(matrices: Sequence[NativeMatrix], x: Floats) -> list[Floats]:
     pointers = (ctypes.c_void_p * len(outs))(*(out.ctypes.data for out in outs))
     kernels.call("kvt_multiply_many", kernels.team, structs, len(matrices), x, len(x), pointers)
     return outs
+
+
+@frozen(eq=False)
+class NativeStack:
+    """Matrices of one shape, one behind the other: one per expert."""
+
+    kernels: Kernels
+    struct: abi.Matrix
+    packed: Rows
+
+    @classmethod
+    def pack(
+        cls, kernels: Kernels, kind: Type, sources: Sequence[Rows], cols: int
+    ) -> "NativeStack":
+        size = kernels.cdll.kvt_packed_bytes(kind.value, len(sources[0]), cols)
+        packed = aligned(len(sources) * size)
+        for i, rows in enumerate(sources):
+            sizes = (len(rows), cols, packed[i * size :])
+            kernels.call("kvt_pack", kernels.team, kind.value, np.ascontiguousarray(rows), *sizes)
+        struct = abi.Matrix(rows=len(sources[0]), cols=cols, bytes=len(packed), type=kind.value)
+        struct.data, struct.stack = packed.ctypes.data, len(sources)
+        return cls(kernels, struct, packed)
+
+    @staticmethod
+    def apply(
+        stacks: Sequence["NativeStack"],
+        choice: tuple[int, abi.Activation],
+        logits: Floats,
+        x: Floats,
+        shared: Floats | None = None,
+        factors: Floats | None = None,
+    ) -> Floats:
+        """Experts gate, up and down on x [N, cols]; ``choice``: how many of a row, activation."""
+        structs = (abi.Matrix * 3)(*(each.struct for each in stacks))
+        out = np.full((len(x), stacks[2].struct.rows), np.nan, np.float32)
+        if shared is not None:
+            out[:] = shared
+        kernels = stacks[0].kernels
+        inputs = (np.ascontiguousarray(logits), np.ascontiguousarray(x), len(x))
+        kernels.call("kvt_experts", kernels.team, structs, *map(int, choice), *inputs, factors, out)
+        return out

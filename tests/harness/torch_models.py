@@ -290,7 +290,9 @@ RECURRENT = {
 }
 WITH_EXPERTS = {"delta-experts": DELTA_EXPERTS, "mamba-experts": MAMBA_EXPERTS}
 HYBRIDS = RECURRENT | WITH_EXPERTS
-SPECS = {"plain": PLAIN, "windowed": WINDOWED, "odd": ODD}
+BARE_EXPERTS = with_experts(PLAIN, evolve(EXPERTS, shared=None))
+"""As Qwen3-MoE."""
+SPECS = {"plain": PLAIN, "windowed": WINDOWED, "odd": ODD, "experts": BARE_EXPERTS}
 """What every backend computes."""
 MODELS = SPECS | HYBRIDS
 EVERY = MODELS | SPECIAL

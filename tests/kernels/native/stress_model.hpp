@@ -11,7 +11,7 @@
 
 namespace stress {
 
-constexpr int32_t kHeads = 4, kKvHeads = 2, kHeadDim = 16, kFeedForward = 96;
+constexpr int32_t kHeads = 4, kKvHeads = 2, kHeadDim = 16, kFeedForward = 96, kExpertSize = 32;
 constexpr int32_t kVocab = 77, kBlockSize = 16, kNumBlocks = 40, kMaxRows = 96, kContext = 128;
 constexpr int32_t kNumLayers = 3, kNumGroups = 2;
 
@@ -103,13 +103,13 @@ class Model {
 
   // Types in turn, F32 where rows are no multiple of 32. Quantised blocks are random bytes behind
   // scales that are small numbers.
-  int32_t matrix(int64_t rows, int64_t cols) {
+  int32_t matrix(int64_t rows, int64_t cols, int32_t stack = 1) {
     constexpr int32_t kTypes[] = {kvt::kQ8_0, kvt::kF32, kvt::kQ4_0, kvt::kQ4_1};
     const int32_t type = cols % 32 ? kvt::kF32 : kTypes[tables_.matrices.size() % 4];
     const int64_t row_bytes = kvt::source_row_bytes(type, cols);
-    std::vector<uint8_t> source(static_cast<size_t>(rows * row_bytes));
+    std::vector<uint8_t> source(static_cast<size_t>(stack * rows * row_bytes));
     if (type == kvt::kF32) {
-      const std::vector<float> values = floats(rows * cols, 0.1f);
+      const std::vector<float> values = floats(stack * rows * cols, 0.1f);
       std::memcpy(source.data(), values.data(), source.size());
     } else {
       const size_t header = type == kvt::kQ4_1 ? 4 : 2, quants = type == kvt::kQ8_0 ? 32 : 16;
@@ -120,9 +120,12 @@ class Model {
       }
     }
     const int64_t bytes = kvt_packed_bytes(type, rows, cols);
-    uint8_t* data = memory(bytes);
-    require(kvt_pack(team_, type, source.data(), rows, cols, data) == KVT_OK, "packing");
-    tables_.matrices.push_back({rows, cols, data, bytes, type, 0});
+    uint8_t* data = memory(stack * bytes);
+    for (int32_t i = 0; i < stack; ++i) {
+      const uint8_t* first = source.data() + i * rows * row_bytes;
+      require(kvt_pack(team_, type, first, rows, cols, data + i * bytes) == KVT_OK, "packing");
+    }
+    tables_.matrices.push_back({rows, cols, data, stack * bytes, type, stack});
     return static_cast<int32_t>(tables_.matrices.size()) - 1;
   }
 
@@ -153,7 +156,7 @@ class Model {
   kvt_op op(int32_t kind) {
     kvt_op op{};
     op.kind = kind;
-    op.input = op.output = op.norm = op.attention = op.recurrent = -1;
+    op.input = op.output = op.norm = op.attention = op.recurrent = op.shared_gate = -1;
     op.eps = 1e-5f;
     op.scale = 1.0f;
     for (int32_t& matrix : op.matrices) matrix = -1;
@@ -204,6 +207,21 @@ class Model {
     linear(KVT_ATTENDED, inner, false);
   }
 
+  // What a shared expert left in BRANCH, and two of five experts; after the first, without it.
+  void experts_layer(int32_t index) {
+    kvt_op experts = op(KVT_OP_EXPERTS);
+    experts.norm = vector(kHidden, 1.0f, 0.1f);
+    experts.activation = KVT_SILU;
+    experts.num_used = 2;
+    experts.is_shared = index == 0;
+    if (index == 0) experts.shared_gate = vector(kHidden, 0.0f, 0.1f);
+    experts.matrices[0] = matrix(5, kHidden);
+    for (int i = 1; i < 3; ++i) experts.matrices[i] = matrix(kExpertSize, kHidden, 5);
+    experts.matrices[3] = matrix(kHidden, kExpertSize, 5);
+    tables_.program.push_back(experts);
+    tables_.program.push_back(op(KVT_OP_ADD));
+  }
+
   void layer(int32_t index) {
     if (is_hybrid_) recurrent_layer(index);
     const bool is_odd = index % 2 != 0;
@@ -229,7 +247,8 @@ class Model {
     gated.activation = is_odd ? KVT_GELU_TANH : KVT_SILU;
     for (int i = 0; i < 2; ++i) gated.matrices[i] = matrix(kFeedForward, kHidden);
     tables_.program.push_back(gated);
-    linear(KVT_HIDDEN, kFeedForward, is_odd);
+    linear(KVT_HIDDEN, kFeedForward, is_odd || is_hybrid_);
+    if (is_hybrid_) experts_layer(index);
   }
 
   void build() {
@@ -256,6 +275,7 @@ class Model {
       std::list<std::vector<float>> values;
       for (int32_t i = 0; i < static_cast<int32_t>(tables_.matrices.size()); i += step) {
         const kvt_matrix& matrix = tables_.matrices[static_cast<size_t>(i)];
+        if (matrix.stack > 1) continue;
         const int32_t rank = 1 + i % 9;
         const float* a = values.emplace_back(floats(rank * matrix.cols, 0.1f)).data();
         const float* b = values.emplace_back(floats(rank * matrix.rows, 0.1f)).data();
