@@ -96,9 +96,9 @@ def _architecture(file: ModelFile) -> str:
         raise ModelFileError(f"it holds no model but something of type {safe_name(kind)}")
     architecture = general.text("architecture")
     if architecture not in FAMILIES:
-        supported = ", ".join(FAMILIES)
         raise ModelFileError(
-            f"architecture {safe_name(architecture)} is not supported; supported are {supported}"
+            f"architecture {safe_name(architecture)} is not supported; {len(FAMILIES)} are: "
+            "the README lists them"
         )
     return architecture
 

@@ -45,9 +45,8 @@ def read_config(raw: bytes) -> FolderModel:
         raise ModelFileError("config.json: weights that are quantised already are not supported")
     kind = config.text("model_type", "")
     if kind not in KINDS:
-        supported = ", ".join(KINDS)
         raise ModelFileError(
-            f"model_type {safe_name(kind)} is not supported; supported are {supported}"
+            f"model_type {safe_name(kind)} is not supported; {len(KINDS)} are: the README lists them"
         )
     architecture, read = KINDS[kind]
     return FolderModel(architecture=architecture, kind=kind, config=config, values=read(config))
