@@ -40,6 +40,7 @@ bench: $(VENV)/.test
 	$(BIN)/python tests/bench/between_steps.py
 	$(BIN)/python tests/bench/analyze.py --gigabytes 1
 	$(BIN)/python tests/bench/store.py
+	$(BIN)/python tests/bench/restart.py
 
 # Kills writers of state, then whole servers, at so many random moments each, and looks at what they
 # left.

@@ -6,6 +6,7 @@ from attrs import frozen
 
 from kvtrio.core.batch import Batch, StepResult
 from kvtrio.core.config import Group
+from kvtrio.core.types import StateClass
 from kvtrio.model.adapters import AdapterData
 
 
@@ -17,9 +18,13 @@ class BackendInfo:
     groups: tuple[Group, ...]
     block_size: int
     num_blocks: int
-    """Per group, on the device."""
+    """Per group with K and V of all tokens, on the device."""
     num_host_blocks: int = 0
-    """Per group, in RAM: in the same arena after the device's blocks if ``is_unified``."""
+    """Per such group, in RAM: in the same arena after the device's blocks if ``is_unified``."""
+    num_window_blocks: int = 0
+    """Per group with a sliding window, on the device."""
+    num_host_window_blocks: int = 0
+    """Per such group, in RAM; numbered as blocks are."""
     host_is_short: bool = False
     """It is less than the settings' ``host_bytes``, since memory is short."""
     num_state_slots: int = 0
@@ -37,6 +42,16 @@ class BackendInfo:
     """What else decides the bits of an answer, besides the settings: the instruction set."""
     num_converted: int = 0
     """Tensors in a type that it does not compute with, kept in another."""
+
+    def places(self, group: int) -> tuple[int, int]:
+        """Blocks, or slots, of a group: on the device, and in RAM."""
+        match self.groups[group].state_class:
+            case StateClass.TOKEN:
+                return self.num_blocks, self.num_host_blocks
+            case StateClass.WINDOW:
+                return self.num_window_blocks, self.num_host_window_blocks
+            case StateClass.POINT:
+                return self.num_state_slots, self.num_host_state_slots
 
 
 class Backend(Protocol):
@@ -87,7 +102,8 @@ class BackendSettings:
     """None: the library's own choice."""
     block_size: int = 16
     num_blocks: int
-    """Per group of layers, on the device."""
+    """Per group of layers, on the device; of those with a sliding window less, see
+    ``core.config.window_blocks``."""
     host_bytes: int = 0
     """Most that state in RAM may take; the backend makes whole blocks of it."""
     host_may_shrink: bool = False
@@ -104,7 +120,7 @@ class BackendSettings:
     max_rows: int = 4096
     """Most tokens of a step."""
     max_sampled: int = 64
-    """Most requests of a step."""
+    """Most requests of a step, and that run at once."""
 
 
 class BackendError(ValueError):

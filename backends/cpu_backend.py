@@ -32,6 +32,7 @@ from kvtrio.backends.cpu_weights import (
 )
 from kvtrio.backends.groups import (
     LayerGroup,
+    device_parts,
     host_blocks,
     layer_groups,
     pool_bytes,
@@ -177,7 +178,7 @@ def _load(native: Native, file: TensorFile, spec: ModelSpec, settings: BackendSe
     groups = layer_groups(spec)
     sizes = group_sizes(native, spec, groups, settings)
     plan = _Plan(plan_matrices(native, file, spec), groups, sizes)
-    fitting = _with_room(plan, spec, settings)
+    fitting = _with_room(native, plan, spec, settings)
     info = evolve(
         _info(native, plan, spec, fitting),
         host_is_short=fitting.host_bytes < settings.host_bytes,
@@ -219,12 +220,15 @@ def _arenas(plan: _Plan, stored: Stored) -> list[Arena]:
     return found
 
 
-def _with_room(plan: _Plan, spec: ModelSpec, settings: BackendSettings) -> BackendSettings:
+def _with_room(
+    native: Native, plan: _Plan, spec: ModelSpec, settings: BackendSettings
+) -> BackendSettings:
     """The settings, with the RAM that may be taken. Raises BackendError where it is too little."""
+    bare = _info(native, plan, spec, evolve(settings, host_bytes=0))
     weights = weight_bytes(plan.matrices, spec) + passing_bytes(plan.matrices)
     needs = Needs(
         weights=weights + activation_bytes(spec, settings),
-        pools=_pool_bytes(plan, evolve(settings, host_bytes=0)),
+        pools=bare.pool_bytes,
         host=settings.host_bytes,
     )
     available = ram_available()
@@ -234,35 +238,31 @@ def _with_room(plan: _Plan, spec: ModelSpec, settings: BackendSettings) -> Backe
     return evolve(settings, host_bytes=needs.host)
 
 
-def _pool_bytes(plan: _Plan, settings: BackendSettings) -> int:
-    groups = core_groups(plan.groups, plan.sizes, settings.block_size)
-    settings = with_slots(groups, settings)
-    return pool_bytes(groups, settings, host_blocks(groups, settings))
-
-
 def _host_offsets(info: BackendInfo) -> tuple[int, ...]:
-    counts = (info.num_state_slots if group.bytes_per_state else info.num_blocks
-              for group in info.groups)  # fmt: skip
+    counts = (info.places(i)[0] for i in range(len(info.groups)))
     return tuple(0 if info.is_unified else count for count in counts)
 
 
 def _info(native: Native, plan: _Plan, spec: ModelSpec, settings: BackendSettings) -> BackendInfo:
-    groups = core_groups(plan.groups, plan.sizes, settings.block_size)
+    groups = core_groups(plan.groups, plan.sizes, settings)
     settings = with_slots(groups, settings)
-    num_host_blocks = host_blocks(groups, settings)
-    return BackendInfo(
+    num_host_blocks, num_host_parts = host_blocks(groups, settings)
+    info = BackendInfo(
         name="cpu",
         groups=groups,
         block_size=settings.block_size,
         num_blocks=settings.num_blocks,
         num_host_blocks=num_host_blocks,
+        num_window_blocks=device_parts(groups, settings),
+        num_host_window_blocks=num_host_parts,
         num_state_slots=settings.num_state_slots,
         num_host_state_slots=settings.num_host_state_slots or 0,
         is_unified=settings.is_unified is not False,
         vocab_size=spec.vocab_size,
         max_context=settings.max_context,
-        pool_bytes=pool_bytes(groups, settings, num_host_blocks),
+        pool_bytes=0,
         weight_bytes=weight_bytes(plan.matrices, spec),
         numerics=native.isa,
         num_converted=sum(each.kept != each.stored for each in plan.matrices),
     )
+    return evolve(info, pool_bytes=pool_bytes(info))

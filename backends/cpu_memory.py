@@ -7,7 +7,7 @@ from attrs import field, frozen
 from kvtrio.backends.base import BackendError, BackendInfo, BackendSettings
 from kvtrio.backends.cpu_native import Native, aligned
 from kvtrio.backends.cpu_recurrent import state_bytes
-from kvtrio.backends.groups import LayerGroup
+from kvtrio.backends.groups import LayerGroup, state_class
 from kvtrio.core.config import Group
 from kvtrio.kernels import cpu_abi as abi
 from kvtrio.model.spec import (
@@ -86,14 +86,14 @@ def _cache(group: LayerGroup, index: int, settings: BackendSettings) -> abi.Cach
 
 
 def core_groups(
-    groups: tuple[LayerGroup, ...], sizes: tuple[GroupSize, ...], block_size: int
+    groups: tuple[LayerGroup, ...], sizes: tuple[GroupSize, ...], settings: BackendSettings
 ) -> tuple[Group, ...]:
     """The groups as the core knows them; bytes are rounded up to whole ones per token."""
     return tuple(
         Group(
-            group.state_class,
+            state_class(group, settings.max_context),
             group.window,
-            -(-len(group.layers) * (size.keys + size.values) // block_size),
+            -(-len(group.layers) * (size.keys + size.values) // settings.block_size),
             bytes_per_state=len(group.layers) * size.state,
             bytes_per_block=len(group.layers) * (size.keys + size.values),
         )
@@ -114,16 +114,15 @@ def make_stores(
     """
     caches: dict[int, abi.Cache] = {}
     states: dict[int, abi.State] = {}
-    num_blocks = info.num_blocks + info.num_host_blocks
-    num_slots = info.num_state_slots + info.num_host_state_slots
     for index, (group, size) in enumerate(zip(groups, sizes, strict=True)):
+        count = sum(info.places(index))
         if size.state:
             states |= _states(native, group.layers, abi.State(
-                stride=size.state // 4, num_slots=num_slots, group=index
+                stride=size.state // 4, num_slots=count, group=index
             ))  # fmt: skip
         else:
             cache = _cache(group, index, settings)
-            cache.num_blocks = num_blocks
+            cache.num_blocks = count
             caches |= _caches(native, group.layers, size, cache)
     return Stores(caches, states)
 

@@ -22,7 +22,14 @@ from kvtrio.backends.cuda_weights import (
     passing_bytes,
     weight_bytes,
 )
-from kvtrio.backends.groups import core_groups, host_blocks, layer_groups, pool_bytes, with_slots
+from kvtrio.backends.groups import (
+    core_groups,
+    device_parts,
+    host_blocks,
+    layer_groups,
+    pool_bytes,
+    with_slots,
+)
 from kvtrio.backends.memory import Needs, require_memory, shrunk_host_bytes
 from kvtrio.backends.torch_adapters import TorchAdapters
 from kvtrio.backends.torch_backend import Parts, TorchBackend, dtype_of, ropes_of
@@ -149,26 +156,29 @@ def _info(
     file: TensorFile, spec: ModelSpec, settings: BackendSettings, device: torch.device
 ) -> BackendInfo:
     dtype = dtype_of(settings.dtype)
-    groups = core_groups(layer_groups(spec), dtype.itemsize)
+    groups = core_groups(layer_groups(spec), dtype.itemsize, settings.max_context)
     settings = with_slots(groups, settings)
-    num_host_blocks = host_blocks(groups, settings)
+    num_host_blocks, num_host_parts = host_blocks(groups, settings)
     on_gpu = device.type == "cuda"
-    return BackendInfo(
+    info = BackendInfo(
         name="cuda",
         groups=groups,
         block_size=settings.block_size,
         num_blocks=settings.num_blocks,
         num_host_blocks=num_host_blocks,
+        num_window_blocks=device_parts(groups, settings),
+        num_host_window_blocks=num_host_parts,
         num_state_slots=settings.num_state_slots,
         num_host_state_slots=settings.num_host_state_slots or 0,
         is_unified=not on_gpu and settings.is_unified is not False,
         vocab_size=spec.vocab_size,
         max_context=settings.max_context,
-        pool_bytes=pool_bytes(groups, settings, num_host_blocks),
+        pool_bytes=0,
         weight_bytes=weight_bytes(file, spec, dtype),
         numerics=_numerics(device),
         num_converted=num_converted(file, spec),
     )
+    return evolve(info, pool_bytes=pool_bytes(info))
 
 
 def _numerics(device: torch.device) -> str:

@@ -5,8 +5,8 @@ from typing import assert_never
 
 from attrs import evolve, frozen
 
-from kvtrio.backends.base import BackendError, BackendSettings
-from kvtrio.core.config import Group
+from kvtrio.backends.base import BackendError, BackendInfo, BackendSettings
+from kvtrio.core.config import Group, widest_window, window_blocks
 from kvtrio.core.types import StateClass
 from kvtrio.model.spec import (
     AttentionSpec,
@@ -25,6 +25,9 @@ LEAST_TOKENS_PER_SLOT = 64
 """Of blocks in RAM: checkpoints closer together than that are of little use."""
 NODE_TOKENS_PER_SLOT = 512
 """The same where no layer has K and V and a block is only a node of the index."""
+PARTS_SHARE = 3
+"""Of the blocks in RAM one in so many has its part in groups with a sliding window: a conversation
+needs the parts of its last window, and where later turns may part from it."""
 NODE_BYTES = 1536
 """Of such a block of 16 tokens, in Python."""
 
@@ -79,11 +82,19 @@ def layer_groups(spec: ModelSpec) -> tuple[LayerGroup, ...]:
     return tuple(evolve(group, layers=tuple(layers)) for group, layers in members.items())
 
 
-def core_groups(groups: tuple[LayerGroup, ...], bytes_per_value: int) -> tuple[Group, ...]:
+def state_class(group: LayerGroup, max_context: int) -> StateClass:
+    """A window that is not smaller than the longest request is none."""
+    is_wide = group.window is not None and group.window >= max_context
+    return StateClass.TOKEN if is_wide else group.state_class
+
+
+def core_groups(
+    groups: tuple[LayerGroup, ...], bytes_per_value: int, max_context: int
+) -> tuple[Group, ...]:
     """The groups as the core knows them."""
     return tuple(
         Group(
-            group.state_class,
+            state_class(group, max_context),
             group.window,
             group.values_per_token() * bytes_per_value,
             group.bytes_per_state(),
@@ -117,21 +128,38 @@ def with_slots(groups: tuple[Group, ...], settings: BackendSettings) -> BackendS
     return evolve(settings, num_host_state_slots=num_slots, host_bytes=rest)
 
 
-def host_blocks(groups: tuple[Group, ...], settings: BackendSettings) -> int:
-    """Whole blocks, of all groups together, that fit into ``settings.host_bytes``; where no layer
-    has K and V, nodes of the index for the slots in RAM."""
-    block_bytes = sum(group.bytes_per_token for group in groups) * settings.block_size
+def host_blocks(groups: tuple[Group, ...], settings: BackendSettings) -> tuple[int, int]:
+    """Whole blocks, and parts of blocks in groups with a sliding window, that fit into
+    ``settings.host_bytes``; where no layer has K and V, nodes of the index for the slots in RAM."""
+    size, host_bytes = settings.block_size, settings.host_bytes
+    block_bytes = size * sum(g.bytes_per_token for g in groups if g.state_class is StateClass.TOKEN)
+    part_bytes = size * sum(g.bytes_per_token for g in groups if g.state_class is StateClass.WINDOW)
     if block_bytes:
-        return settings.host_bytes // block_bytes
-    return (settings.num_host_state_slots or 0) * (NODE_TOKENS_PER_SLOT // settings.block_size)
+        num_blocks = PARTS_SHARE * host_bytes // (PARTS_SHARE * block_bytes + part_bytes)
+        return num_blocks, num_blocks // PARTS_SHARE if part_bytes else 0
+    if part_bytes:
+        num_parts = host_bytes // (part_bytes + PARTS_SHARE * NODE_BYTES)
+        return PARTS_SHARE * num_parts, num_parts
+    return (settings.num_host_state_slots or 0) * (NODE_TOKENS_PER_SLOT // size), 0
 
 
-def pool_bytes(groups: tuple[Group, ...], settings: BackendSettings, num_host_blocks: int) -> int:
-    """Of all blocks and slots, in both memories; ``settings`` from ``with_slots``."""
-    per_token = sum(group.bytes_per_token for group in groups)
-    num_tokens = (settings.num_blocks + num_host_blocks) * settings.block_size
-    num_slots = settings.num_state_slots + (settings.num_host_state_slots or 0)
-    return per_token * num_tokens + sum(group.bytes_per_state for group in groups) * num_slots
+def device_parts(groups: tuple[Group, ...], settings: BackendSettings) -> int:
+    """Blocks per group with a sliding window, on the device."""
+    return window_blocks(
+        widest_window(groups),
+        settings.block_size,
+        settings.max_sampled,
+        settings.max_rows,
+        settings.num_blocks,
+    )
+
+
+def pool_bytes(info: BackendInfo) -> int:
+    """Of all blocks and slots, in both memories."""
+    return sum(
+        sum(info.places(i)) * (group.bytes_per_token * info.block_size + group.bytes_per_state)
+        for i, group in enumerate(info.groups)
+    )
 
 
 def _shape(layer: LayerSpec) -> LayerGroup:

@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from kvtrio.core.batch import Batch, Copy
+from kvtrio.core.batch import NOWHERE, Batch, Copy
 from kvtrio.core.types import BlockId, Tier
 
 
@@ -27,7 +27,9 @@ def run_moves(memory: Places, batch: Batch) -> tuple[tuple[bytes, ...], ...]:
         return ()
     saved = tuple(
         tuple(
-            memory.read(group, place, save.tier, len(save.head.token_ids))
+            memory.read(group, place, save.tier_of(group), len(save.head.token_ids))
+            if place != NOWHERE
+            else b""
             for group, place in save.places
         )
         for save in batch.saves

@@ -17,11 +17,12 @@ from typing import Self
 from zlib import crc32
 
 import numpy as np
-from attrs import define, frozen
+from attrs import define, evolve, frozen
 
 from kvtrio.backends.base import BackendInfo, BackendSettings
 from kvtrio.backends.groups import (
     core_groups,
+    device_parts,
     host_blocks,
     layer_groups,
     pool_bytes,
@@ -116,25 +117,27 @@ class SimBackend:
     def load(cls, file: ModelFile, spec: ModelSpec, settings: BackendSettings) -> Self:
         """A stand-in for the model of ``file``: its groups and vocabulary, none of its weights."""
         # As many as the model itself would have: a token's state is kilobytes there, not 24 bytes.
-        real_groups = core_groups(layer_groups(spec), BYTES_PER_VALUE)
+        real_groups = core_groups(layer_groups(spec), BYTES_PER_VALUE, settings.max_context)
         groups = tuple(map(_sim_group, real_groups))
         settings = with_slots(real_groups, settings)
-        num_host_blocks = host_blocks(real_groups, settings)
+        num_host_blocks, num_host_parts = host_blocks(real_groups, settings)
         info = BackendInfo(
             name="sim",
             groups=groups,
             block_size=settings.block_size,
             num_blocks=settings.num_blocks,
             num_host_blocks=num_host_blocks,
+            num_window_blocks=device_parts(real_groups, settings),
+            num_host_window_blocks=num_host_parts,
             num_state_slots=settings.num_state_slots,
             num_host_state_slots=settings.num_host_state_slots or 0,
             is_unified=settings.is_unified is not False,
             vocab_size=spec.vocab_size,
             max_context=settings.max_context,
-            pool_bytes=pool_bytes(groups, settings, num_host_blocks),
+            pool_bytes=0,
             weight_bytes=0,
         )
-        return cls(info, HashTokens(spec.vocab_size))
+        return cls(evolve(info, pool_bytes=pool_bytes(info)), HashTokens(spec.vocab_size))
 
     def step(self, batch: Batch) -> StepResult:
         saved = run_moves(self, batch)
@@ -242,21 +245,19 @@ def _sim_group(group: Group) -> Group:
 
 
 def _make_arenas(info: BackendInfo) -> dict[Tier, tuple[AnyPool, ...]]:
-    def pools(num_blocks: int, num_slots: int) -> tuple[AnyPool, ...]:
+    def pools(tiers: tuple[int, ...]) -> tuple[AnyPool, ...]:
+        """With the places that a group has in these, 0 for the device and 1 for RAM."""
+        counts = [sum(info.places(i)[tier] for tier in tiers) for i in range(len(info.groups))]
         return tuple(
-            SlotPool(num_slots)
+            SlotPool(count)
             if group.state_class is StateClass.POINT
-            else BlockPool(group, num_blocks, info.block_size)
-            for group in info.groups
+            else BlockPool(group, count, info.block_size)
+            for group, count in zip(info.groups, counts, strict=True)
         )
 
-    own, host = info.num_state_slots, info.num_host_state_slots
     if info.is_unified:
-        return dict.fromkeys(Tier, pools(info.num_blocks + info.num_host_blocks, own + host))
-    return {
-        Tier.DEVICE: pools(info.num_blocks, own),
-        Tier.HOST: pools(info.num_host_blocks, host),
-    }
+        return dict.fromkeys(Tier, pools((0, 1)))
+    return {Tier.DEVICE: pools((0,)), Tier.HOST: pools((1,))}
 
 
 def _salt(adapters: tuple[AdapterUse, ...]) -> int:

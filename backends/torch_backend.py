@@ -10,6 +10,7 @@ from kvtrio.backends import decoder
 from kvtrio.backends.base import BackendError, BackendInfo, BackendSettings
 from kvtrio.backends.groups import (
     core_groups,
+    device_parts,
     host_blocks,
     layer_groups,
     pool_bytes,
@@ -199,23 +200,26 @@ def _with_room(
 
 def _info(file: TensorFile, spec: ModelSpec, settings: BackendSettings) -> BackendInfo:
     dtype = dtype_of(settings.dtype)
-    groups = core_groups(layer_groups(spec), dtype.itemsize)
+    groups = core_groups(layer_groups(spec), dtype.itemsize, settings.max_context)
     settings = with_slots(groups, settings)
-    num_host_blocks = host_blocks(groups, settings)
-    return BackendInfo(
+    num_host_blocks, num_host_parts = host_blocks(groups, settings)
+    info = BackendInfo(
         name="torch",
         groups=groups,
         block_size=settings.block_size,
         num_blocks=settings.num_blocks,
         num_host_blocks=num_host_blocks,
+        num_window_blocks=device_parts(groups, settings),
+        num_host_window_blocks=num_host_parts,
         num_state_slots=settings.num_state_slots,
         num_host_state_slots=settings.num_host_state_slots or 0,
         is_unified=_is_unified(settings),
         vocab_size=spec.vocab_size,
         max_context=settings.max_context,
-        pool_bytes=pool_bytes(groups, settings, num_host_blocks),
+        pool_bytes=0,
         weight_bytes=weight_bytes(file, spec, dtype),
     )
+    return evolve(info, pool_bytes=pool_bytes(info))
 
 
 def _is_unified(settings: BackendSettings) -> bool:

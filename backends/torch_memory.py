@@ -2,7 +2,6 @@
 
 import numpy as np
 import torch
-from attrs import frozen
 
 from kvtrio.backends.base import BackendInfo
 from kvtrio.backends.groups import LayerGroup
@@ -16,15 +15,6 @@ from kvtrio.kernels.reference import copy_places
 AnyPool = Pool | StatePool
 
 
-@frozen(kw_only=True)
-class PoolSizes:
-    """Of all pools in one memory."""
-
-    num_blocks: int
-    block_size: int
-    num_slots: int
-
-
 def available_memory(device: torch.device) -> int | None:
     """Bytes that can be had on the device now; None where nobody says."""
     if device.type == "cuda":
@@ -36,24 +26,29 @@ def make_arenas(
     groups: tuple[LayerGroup, ...], info: BackendInfo, dtype: torch.dtype, device: torch.device
 ) -> dict[Tier, tuple[AnyPool, ...]]:
     """Pools for both tiers: one set for both where the device is the host."""
+    places = [info.places(i) for i in range(len(groups))]
     if info.is_unified:
-        total = info.num_blocks + info.num_host_blocks
-        num_slots = info.num_state_slots + info.num_host_state_slots
-        shared = make_pools(groups, _sizes(info, total, num_slots), dtype, device)
+        shared = _pools(groups, [sum(both) for both in places], info.block_size, dtype, device)
         return dict.fromkeys(Tier, shared)
-    own = _sizes(info, info.num_blocks, info.num_state_slots)
-    host = _sizes(info, info.num_host_blocks, info.num_host_state_slots)
+    own, host = ([each[i] for each in places] for i in range(2))
     return {
-        Tier.DEVICE: make_pools(groups, own, dtype, device),
-        Tier.HOST: make_pools(groups, host, dtype, torch.device("cpu")),
+        Tier.DEVICE: _pools(groups, own, info.block_size, dtype, device),
+        Tier.HOST: _pools(groups, host, info.block_size, dtype, torch.device("cpu")),
     }
 
 
-def make_pools(
-    groups: tuple[LayerGroup, ...], sizes: PoolSizes, dtype: torch.dtype, device: torch.device
+def _pools(
+    groups: tuple[LayerGroup, ...],
+    places: list[int],
+    block_size: int,
+    dtype: torch.dtype,
+    device: torch.device,
 ) -> tuple[AnyPool, ...]:
     """One pool per group, zeroed (a masked NaN would still spoil its row)."""
-    return tuple(_pool(group, sizes, dtype, device) for group in groups)
+    return tuple(
+        _pool(group, (count, block_size), dtype, device)
+        for group, count in zip(groups, places, strict=True)
+    )
 
 
 def run_copy(sources: tuple[AnyPool, ...], targets: tuple[AnyPool, ...], copy: Copy) -> None:
@@ -100,16 +95,15 @@ def _bytes_of(tensor: torch.Tensor) -> bytes:
     return tensor.contiguous().cpu().view(torch.uint8).numpy().tobytes()
 
 
-def _sizes(info: BackendInfo, num_blocks: int, num_slots: int) -> PoolSizes:
-    return PoolSizes(num_blocks=num_blocks, block_size=info.block_size, num_slots=num_slots)
-
-
-def _pool(group: LayerGroup, sizes: PoolSizes, dtype: torch.dtype, device: torch.device) -> AnyPool:
+def _pool(
+    group: LayerGroup, shape: tuple[int, int], dtype: torch.dtype, device: torch.device
+) -> AnyPool:
+    """``shape``: blocks, or slots, and tokens of a block."""
     num_layers = len(group.layers)
     if group.state is not None:
-        shape = (sizes.num_slots, num_layers, group.state.num_values)
-        return StatePool(group, _zeros(shape, torch.float32, device))
-    places = (num_layers, sizes.num_blocks, sizes.block_size, group.num_kv_heads)
+        values = (shape[0], num_layers, group.state.num_values)
+        return StatePool(group, _zeros(values, torch.float32, device))
+    places = (num_layers, *shape, group.num_kv_heads)
     keys = _zeros((*places, group.head_dim), dtype, device)
     return Pool(group, keys, _zeros((*places, group.value_dim), dtype, device))
 

@@ -7,6 +7,7 @@ from urllib.parse import urlsplit
 from kvtrio.backends.base import BackendInfo
 from kvtrio.cli.prepare import Prepared
 from kvtrio.cli.reuse_notes import reuse_notes
+from kvtrio.core.config import widest_window
 
 EXAMPLE = """\
 kvtrio: {name} is ready at {url} (Ctrl-C stops it). Try:
@@ -19,6 +20,10 @@ SHORT = "kvtrio: memory is short: past requests get {mib} MiB of RAM (--cache-ra
 STATES = (
     "kvtrio: this model's layers keep a state, so requests resume from checkpoints: {device} of"
     " {mib:.1f} MiB where it runs, {host} more in RAM"
+)
+WINDOWS = (
+    "kvtrio: some of this model's layers see {window} tokens, and keep what requests see now or may"
+    " see again: {device} of {all_device} blocks where it runs, {host} of {all_host} in RAM"
 )
 MIB = 1 << 20
 
@@ -44,20 +49,34 @@ def announce(prepared: Prepared, info: BackendInfo, url: str) -> None:
 
 
 def state_split(info: BackendInfo, num_places: int) -> str | None:
-    """How memory is split for a model with recurrent layers."""
+    """How memory is split for a model with recurrent layers or sliding windows."""
     bytes_per_state = sum(group.bytes_per_state for group in info.groups)
     if not bytes_per_state:
-        return None
+        return window_split(info)
     device, host = info.num_state_slots - num_places, info.num_host_state_slots
     return STATES.format(device=device, mib=bytes_per_state / MIB, host=host)
 
 
+def window_split(info: BackendInfo) -> str | None:
+    """The same where windows are shorter than requests, and there are no recurrent layers."""
+    window = widest_window(info.groups)
+    if not window:
+        return None
+    return WINDOWS.format(
+        window=window,
+        device=info.num_window_blocks,
+        all_device=info.num_blocks,
+        host=info.num_host_window_blocks,
+        all_host=info.num_host_blocks,
+    )
+
+
 def host_bytes(info: BackendInfo) -> int:
     """RAM that the state of past requests may take."""
-    per_token = sum(group.bytes_per_token for group in info.groups)
-    per_slot = sum(group.bytes_per_state for group in info.groups)
-    blocks = per_token * info.block_size * info.num_host_blocks
-    return blocks + per_slot * info.num_host_state_slots
+    return sum(
+        info.places(i)[1] * (group.bytes_per_token * info.block_size + group.bytes_per_state)
+        for i, group in enumerate(info.groups)
+    )
 
 
 def is_local(host: str) -> bool:

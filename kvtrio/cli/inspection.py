@@ -160,7 +160,7 @@ def _types(file: ModelFile) -> Mapping[str, float]:
 
 
 def _groups(spec: ModelSpec) -> tuple[Group, ...]:
-    return core_groups(layer_groups(spec), CACHE_VALUE_BYTES)
+    return core_groups(layer_groups(spec), CACHE_VALUE_BYTES, spec.context_length)
 
 
 WORDS = {

@@ -94,6 +94,8 @@ def server_start(prepared: Prepared, info: BackendInfo, begun: Begun) -> ServerS
         block_size=info.block_size,
         num_blocks=info.num_blocks,
         num_host_blocks=info.num_host_blocks,
+        num_window_blocks=info.num_window_blocks,
+        num_host_window_blocks=info.num_host_window_blocks,
         num_groups=len(info.groups),
         num_state_slots=info.num_state_slots,
         num_host_state_slots=info.num_host_state_slots,

@@ -158,12 +158,14 @@ def core_config(config: ServeConfig, info: BackendInfo, disk_bytes: int = 0) -> 
         max_batch_tokens=scheduling.batch_size,
         max_gap_s=scheduling.max_gap_ms / 1e3,
         num_host_blocks=info.num_host_blocks,
+        num_host_window_blocks=info.num_host_window_blocks,
         num_state_slots=info.num_state_slots,
         num_host_state_slots=info.num_host_state_slots,
         is_unified=info.is_unified,
         disk_bytes=disk_bytes,
     )
-    assert core.num_blocks == info.num_blocks, "core and backend count blocks alike"
+    own = (core.num_blocks, core.num_window_blocks)
+    assert own == (info.num_blocks, info.num_window_blocks), "core and backend count blocks alike"
     return core
 
 

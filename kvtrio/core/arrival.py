@@ -2,7 +2,8 @@
 
 1. Its blocks go below the longest part of its sequence that is there, in order, without a gap.
 2. The whole path is held on the device while a part of it is entered, and let go after that.
-3. What does not fit beside all that runs waits; what is there already is left as it is.
+3. What does not fit beside all that runs waits; what is there already is left as it is,
+   but for a block that lost its part in groups with a sliding window.
 """
 
 from collections import deque
@@ -76,13 +77,16 @@ class Entrance:
     ) -> None:
         cache, index = self.cache, piece.start // self.cache.config.block_size
         if index < len(path):
+            self._complete(path[index], piece, now)
             return
         parent = path[-1] if path else cache.index.root
         arrival.num_tokens = max(arrival.num_tokens, piece.end)
         if cache.index.covering(parent, arrival.trail.tags[piece.start : piece.end]):
             return
         own = cache.take(now)
-        cache.load(Load(tuple(zip(cache.groups, own.ids, strict=True)), piece.parts))
+        kept = cache.config.kept_groups
+        full = tuple(piece.parts[kept.index(group)] for group in cache.groups)
+        cache.load(Load(tuple(zip(cache.groups, own.ids, strict=True)), full))
         block = cache.publish(own, Position(parent, arrival.trail), piece.num_tokens, now)
         assert block is own, "nothing there has its tokens"
         block.is_from_disk = True
@@ -90,6 +94,29 @@ class Entrance:
         if cache.keeper is not None and piece.is_kept:
             cache.keeper.forget_block(block)
         path.append(block)
+        self._fill(block, piece, now)
+
+    def _complete(self, block: Block, piece: Incoming, now: float) -> None:
+        """A block that is there may have lost its part, and the piece have it."""
+        parts = self.cache.parts
+        if parts is not None and block.part is None and len(block.tags) == piece.num_tokens:
+            block.part = parts.take(block, now)
+            self._fill(block, piece, now)
+
+    def _fill(self, block: Block, piece: Incoming, now: float) -> None:
+        """A block's part, new: with what the piece has of it, or not at all."""
+        cache, part = self.cache, block.part
+        if cache.parts is None or part is None:
+            return
+        windows = cache.config.window_groups
+        found = tuple(piece.parts[cache.config.kept_groups.index(group)] for group in windows)
+        if all(found):
+            cache.load(Load(tuple(zip(windows, part.ids, strict=True)), found))
+            cache.parts.keep(part, piece.end)
+            cache.parts.release(part, now)
+        else:
+            part.num_refs = 0
+            cache.parts.drop(part)
 
     def _enter_state(
         self, arrival: Arrival, piece: Incoming, path: list[Block], now: float
@@ -110,7 +137,9 @@ class Entrance:
 
 
 def has_sizes(config: CoreConfig, piece: Incoming) -> bool:
-    """Whether its parts are of the sizes that state has here."""
-    groups = config.point_groups if piece.is_state else config.token_groups
+    """Whether its parts are of the sizes that state has here; groups with a sliding window may all
+    lack theirs."""
+    groups = config.point_groups if piece.is_state else config.kept_groups
     sizes = [config.groups[group].part_bytes(config.block_size) for group in groups]
-    return list(map(len, piece.parts)) == sizes
+    without = [0 if i in config.window_groups else n for i, n in zip(groups, sizes, strict=True)]
+    return list(map(len, piece.parts)) in (sizes, without)

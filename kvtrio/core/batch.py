@@ -56,6 +56,10 @@ class Copy:
     target_tier: Tier = Tier.DEVICE
 
 
+NOWHERE = BlockId(-1)
+"""No place."""
+
+
 @frozen
 class Save:
     """Read a block or a slot, as it was before the batch."""
@@ -63,8 +67,15 @@ class Save:
     head: StoredHead
     """What it is: of a block, only the places of its tokens matter."""
     places: tuple[tuple[int, BlockId], ...]
-    """(group, place)."""
+    """(group, place); of a block ``NOWHERE`` for groups with a sliding window that lost theirs."""
     tier: Tier = Tier.DEVICE
+    elsewhere: tuple[int, ...] = ()
+    """Groups whose places lie in the other memory."""
+
+    def tier_of(self, group: int) -> Tier:
+        if group not in self.elsewhere:
+            return self.tier
+        return Tier.HOST if self.tier is Tier.DEVICE else Tier.DEVICE
 
 
 @frozen

@@ -9,6 +9,8 @@ slots: states of all recurrent layers behind one position.
    that holds its position's last token, and ends with it at the latest.
 6. Nobody holds a checkpoint: who resumes from one copies it, and copies run in order before the
    step, so what was copied from may be given away at once.
+7. What groups with a sliding window have of a block is its part, which comes with the block and may
+   go before it; see ``parts``.
 """
 
 from attrs import define, field
@@ -45,12 +47,36 @@ class Checkpoint:
 
 
 @define(eq=False)
+class Part:
+    """What groups with a sliding window have of a block."""
+
+    ids: tuple[BlockId, ...]
+    """Per such group."""
+    block: "Block"
+    tier: Tier = Tier.DEVICE
+    num_refs: int = 1
+    """Requests whose next tokens see it, plus copies under way from it."""
+    is_wanted: bool = False
+    """Somebody may want to resume where it is seen."""
+    worth: float = 0.0
+    """Cost to compute again what can be resumed from while it is there; see ``parts``."""
+    value: float = 0.0
+    """Eviction order within a tier: its worth on the tier's clock."""
+    end: int = 0
+    """Position of the last one that let it go."""
+    pinned_until_s: float = 0.0
+    stamp: int = 0
+    is_candidate: bool = False
+    is_short: bool = False
+
+
+@define(eq=False)
 class Block:
     """One run of token places, and, once published, what they hold."""
 
     ids: tuple[BlockId, ...]
-    """Per group with K and V. A model without any has blocks all the same: the index is made of
-    them."""
+    """Per group with K and V of all tokens. A model without any has blocks all the same: the index
+    is made of them."""
     tier: Tier = Tier.DEVICE
     num_refs: int = 1
     key: bytes | None = None
@@ -74,6 +100,7 @@ class Block:
     stamp: int = 0
     """Times that the block entered the candidates for eviction."""
     is_candidate: bool = False
+    part: Part | None = None
     checkpoints: tuple[Checkpoint, ...] = ()
     """By offset."""
     num_states: int = 0

@@ -1,6 +1,8 @@
 """Sizes the core is built with."""
 
-from attrs import frozen
+from collections.abc import Iterable
+
+from attrs import field, frozen
 
 from kvtrio.core.types import StateClass
 
@@ -56,27 +58,76 @@ class CoreConfig:
     """The same in RAM, all for checkpoints."""
     disk_bytes: int = 0
     """Of all files of the disk tier; 0: there is none."""
+    num_host_window_blocks: int = field()
+    """Per group with a sliding window, in RAM; by default as many as ``num_host_blocks``."""
     checkpoint_spacing: int = 32
     """Tokens; a prompt's checkpoints are not closer to each other, nor to where it resumed."""
     checkpoint_grid: int = 512
     """Tokens between the checkpoints of a long stretch."""
 
+    @num_host_window_blocks.default
+    def _as_many(self) -> int:
+        return self.num_host_blocks
+
     @property
     def token_groups(self) -> tuple[int, ...]:
-        """Those with K and V: a block has a place in each."""
-        return tuple(
-            i for i, group in enumerate(self.groups) if group.state_class is not StateClass.POINT
-        )
+        """Those with K and V of all tokens: a block has a place in each."""
+        return self._of_class(StateClass.TOKEN)
+
+    @property
+    def window_groups(self) -> tuple[int, ...]:
+        """Those with K and V of the last tokens: a block's part has a place in each."""
+        return self._of_class(StateClass.WINDOW)
 
     @property
     def point_groups(self) -> tuple[int, ...]:
         """Those of recurrent layers: a slot has a place in each."""
-        return tuple(
-            i for i, group in enumerate(self.groups) if group.state_class is StateClass.POINT
-        )
+        return self._of_class(StateClass.POINT)
+
+    @property
+    def kept_groups(self) -> tuple[int, ...]:
+        """Those with K and V: what is stored of a block has a part for each."""
+        return tuple(sorted((*self.token_groups, *self.window_groups)))
+
+    def _of_class(self, state_class: StateClass) -> tuple[int, ...]:
+        return tuple(i for i, group in enumerate(self.groups) if group.state_class is state_class)
+
+    @property
+    def window(self) -> int:
+        """Of the groups with one, the widest: all go by it; 0 where there is none."""
+        return widest_window(self.groups)
 
     @property
     def num_blocks(self) -> int:
         """Per group, on the device: every place's longest request, and one block each to copy
         from. Running requests therefore never run out."""
         return self.num_places * (-(-self.max_context // self.block_size) + 1)
+
+    @property
+    def num_window_blocks(self) -> int:
+        """Per group with a sliding window, on the device."""
+        return window_blocks(
+            self.window, self.block_size, self.num_places, self.max_batch_tokens, self.num_blocks
+        )
+
+
+def widest_window(groups: Iterable[Group]) -> int:
+    """Of the groups that are kept as windows, in tokens; 0: there is none."""
+    windows = (g.window or 0 for g in groups if g.state_class is StateClass.WINDOW)
+    return max(windows, default=0)
+
+
+def window_blocks(
+    window: int, block_size: int, num_places: int, max_batch_tokens: int, num_blocks: int
+) -> int:
+    """How many blocks running requests may need at once in a group with a window, and a window more
+    for each place, to keep; never more than ``num_blocks``, what they need without a window.
+
+    A chunk of n tokens sees and fills ceil((window - 1 + n) / size) + 1 blocks at most, those of a
+    step together have ``max_batch_tokens``, and each request may hold one block to copy from.
+    """
+    if not window:
+        return 0
+    per_window = -(-(window - 1) // block_size) + 1
+    most = num_places * (2 * per_window + 2) + -(-max_batch_tokens // block_size)
+    return min(num_blocks, most)

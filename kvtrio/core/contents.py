@@ -9,10 +9,10 @@ from attrs import frozen
 
 from kvtrio.core.arrival import has_sizes
 from kvtrio.core.blocks import Block
-from kvtrio.core.checkpoints import resumable
 from kvtrio.core.config import CoreConfig
 from kvtrio.core.heads import Wanted, wanted_of
 from kvtrio.core.identity import TOKEN_MASK, TokenTrail
+from kvtrio.core.resume import resumable
 from kvtrio.core.session import SavedAdapter, SavedContext, SessionHead
 from kvtrio.core.state import State
 from kvtrio.core.stored import Incoming, StoreError, StoreFault
@@ -72,7 +72,7 @@ def erase(state: State, place: int, namespace: bytes, now: float) -> None:
 def num_resumable(state: State, trail: TokenTrail) -> int:
     """Tokens of a sequence behind which a request could go on."""
     match = state.cache.match(trail, len(trail.tags))
-    return match.num_tokens if state.cache.states is None else resumable(match, 0).num_tokens
+    return resumable(match, 0, state.tables.windows, state.cache.states is not None).num_tokens
 
 
 def require_sizes(config: CoreConfig, pieces: Sequence[Incoming]) -> None:

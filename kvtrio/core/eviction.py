@@ -10,6 +10,7 @@ their share, so however many come, a conversation keeps its state.
 """
 
 from heapq import heapify, heappop, heappush
+from typing import Generic, Protocol, TypeVar
 
 from attrs import define, field
 
@@ -22,8 +23,25 @@ SHORT_SHARE = 8
 FAR_TOKENS = 4096
 """Where a token costs twice what the first one does."""
 
-Entry = tuple[float, int, int, Block]
-"""(order, entry's number, block's stamp, block): alive while the block still has that stamp."""
+
+class Item(Protocol):
+    """A block, or its part."""
+
+    value: float
+    pinned_until_s: float
+    stamp: int
+    is_candidate: bool
+    is_short: bool
+
+    @property
+    def end(self) -> int:
+        """Tokens of the sequence that it is of."""
+        ...
+
+
+T = TypeVar("T", bound=Item)
+Entry = tuple[float, int, int, T]
+"""(order, entry's number, item's stamp, item): alive while the item still has that stamp."""
 
 
 def worth(block: Block, block_size: int) -> float:
@@ -32,21 +50,62 @@ def worth(block: Block, block_size: int) -> float:
 
 
 @define(eq=False)
-class Candidates:
-    """The blocks of one tier that may go. ``limit``: blocks in the tier."""
+class Order(Generic[T]):
+    """What may go in one tier, least value first. ``limit``: items in the tier."""
 
     limit: int
-    block_size: int
-    needs_states: bool = False
-    """The model has recurrent layers: it cannot resume behind the last checkpoint, so that blocks
-    there are worth nothing."""
     level: float = field(init=False, default=0.0)
     """Value of the last victim."""
     num_short: int = field(init=False, default=0)
     _num_entries: int = field(init=False, default=0)
-    _long: list[Entry] = field(init=False, factory=list)
-    _short: list[Entry] = field(init=False, factory=list)
-    _pinned: list[Entry] = field(init=False, factory=list)
+    _long: list[Entry[T]] = field(init=False, factory=list)
+    _short: list[Entry[T]] = field(init=False, factory=list)
+    _pinned: list[Entry[T]] = field(init=False, factory=list)
+
+    def add(self, item: T, now: float) -> None:
+        assert not item.is_candidate
+        item.stamp += 1
+        item.is_candidate = True
+        self._num_entries += 1
+        if item.pinned_until_s > now:
+            _push(self._pinned, (item.pinned_until_s, self._num_entries, item.stamp, item))
+            return
+        item.is_short = item.end < SHORT_TOKENS
+        self.num_short += item.is_short
+        heap = self._short if item.is_short else self._long
+        _push(heap, (item.value, self._num_entries, item.stamp, item))
+
+    def discard(self, item: T) -> None:
+        """It may not go any more. Its heap entry dies by its stamp."""
+        assert item.is_candidate
+        self.num_short -= item.is_short
+        item.is_candidate = item.is_short = False
+
+    def lowest(self, now: float) -> T | None:
+        """What to lose next; None if there is no candidate."""
+        while (first := _top(self._pinned)) and first.pinned_until_s <= now:
+            self.discard(first)
+            self.add(first, now)
+        short, long = _top(self._short), _top(self._long)
+        if short and (not long or SHORT_SHARE * self.num_short > self.limit):
+            return short
+        if short and long:
+            return short if short.value <= long.value else long
+        return short or long or _top(self._pinned)
+
+    def rise(self, victim: T) -> None:
+        """``victim`` is being lost: the clock rises to its value."""
+        self.level = max(self.level, victim.value)
+
+
+@define(eq=False)
+class Candidates(Order[Block]):
+    """The blocks of one tier that may go."""
+
+    block_size: int
+    needs_states: bool = False
+    """The model has recurrent layers: it cannot resume behind the last checkpoint, so that blocks
+    there are worth nothing."""
 
     def use(self, block: Block, now: float) -> None:
         """The block was used: it rises to the clock's level plus its worth."""
@@ -60,54 +119,19 @@ class Candidates:
         return self.level + worth(block, self.block_size)
 
     def devalue(self, block: Block, now: float) -> None:
-        """No checkpoint is left behind it."""
+        """Nobody can resume behind it any more."""
         block.value = self.level
         if block.is_candidate:
             self.discard(block)
             self.add(block, now)
 
-    def add(self, block: Block, now: float) -> None:
-        assert not block.is_candidate
-        block.stamp += 1
-        block.is_candidate = True
-        self._num_entries += 1
-        if block.pinned_until_s > now:
-            _push(self._pinned, (block.pinned_until_s, self._num_entries, block.stamp, block))
-            return
-        block.is_short = block.end < SHORT_TOKENS
-        self.num_short += block.is_short
-        heap = self._short if block.is_short else self._long
-        _push(heap, (block.value, self._num_entries, block.stamp, block))
 
-    def discard(self, block: Block) -> None:
-        """The block may not go any more. Its heap entry dies by its stamp."""
-        assert block.is_candidate
-        self.num_short -= block.is_short
-        block.is_candidate = block.is_short = False
-
-    def lowest(self, now: float) -> Block | None:
-        """The block to lose next; None if there is no candidate."""
-        while (first := _top(self._pinned)) and first.pinned_until_s <= now:
-            self.discard(first)
-            self.add(first, now)
-        short, long = _top(self._short), _top(self._long)
-        if short and (not long or SHORT_SHARE * self.num_short > self.limit):
-            return short
-        if short and long:
-            return short if short.value <= long.value else long
-        return short or long or _top(self._pinned)
-
-    def rise(self, victim: Block) -> None:
-        """``victim`` is being lost: the clock rises to its value."""
-        self.level = max(self.level, victim.value)
+def _is_live(entry: Entry[T]) -> bool:
+    _, _, stamp, item = entry
+    return item.is_candidate and item.stamp == stamp
 
 
-def _is_live(entry: Entry) -> bool:
-    _, _, stamp, block = entry
-    return block.is_candidate and block.stamp == stamp
-
-
-def _push(heap: list[Entry], entry: Entry) -> None:
+def _push(heap: list[Entry[T]], entry: Entry[T]) -> None:
     heappush(heap, entry)
     if len(heap) & (len(heap) - 1) == 0:
         # At each doubling: without losses nobody else would clear dead entries away.
@@ -115,7 +139,7 @@ def _push(heap: list[Entry], entry: Entry) -> None:
         heapify(heap)
 
 
-def _top(heap: list[Entry]) -> Block | None:
+def _top(heap: list[Entry[T]]) -> T | None:
     while heap and not _is_live(heap[0]):
         heappop(heap)
     return heap[0][3] if heap else None

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from attrs import define, field, frozen
 
 from kvtrio.core.arrival import Arrival, Entrance
-from kvtrio.core.batch import Batch, Save, StepResult
+from kvtrio.core.batch import NOWHERE, Batch, Save, StepResult
 from kvtrio.core.heads import Wanted
 from kvtrio.core.identity import KeyMaker
 from kvtrio.core.keeping import LEAST_BYTES
@@ -104,7 +104,7 @@ class Exchange:
             while len(reading.found) < len(reading.wanted) and num_left > 0:
                 wanted = reading.wanted[len(reading.found)]
                 if wanted.is_there:
-                    save = wanted.save(wanted.head(self.keys), self.cache.groups)
+                    save = wanted.save(wanted.head(self.keys), self.cache.config)
                     if not self.cache.is_settled(save):
                         break
                     saves.append(save)
@@ -160,5 +160,6 @@ class Exchange:
 
     def _num_bytes(self, save: Save) -> int:
         config = self.cache.config
-        sizes = (config.groups[group].part_bytes(config.block_size) for group, _ in save.places)
+        kept = (group for group, place in save.places if place != NOWHERE)
+        sizes = (config.groups[group].part_bytes(config.block_size) for group in kept)
         return max(sum(sizes), LEAST_BYTES)

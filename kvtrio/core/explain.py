@@ -43,7 +43,8 @@ class MissReason(Enum):
     ADAPTER_MISMATCH = "adapter_mismatch"
     """More of it is cached under another adapter set."""
     NO_CHECKPOINT = "no_checkpoint"
-    """More tokens were known, but the state of the model's recurrent layers was not kept there."""
+    """More tokens were known, but not the state of the model's recurrent layers there, or what its
+    windows see."""
     EVICTED = "evicted"
     BELOW_MINIMUM = "below_minimum"
     """A few tokens were the same, as they are in all prompts of a template."""

@@ -24,6 +24,7 @@ from kvtrio.core.keeping import LEAST_BYTES, Fetch, Keeper, Touch
 from kvtrio.core.request import Request
 from kvtrio.core.stored import Incoming, Stored, StoreFault
 from kvtrio.core.types import RequestId
+from kvtrio.core.windows import RequestWindows
 
 PIECE_BYTES = 16 << 20
 MAX_PIECES = 2
@@ -133,8 +134,35 @@ class Fetches:
         if cache.states is not None:
             return self._up_to_state(found, request, match)
         blocks = [entry for entry in found if not entry.head.state_offset]
+        if cache.parts is not None:
+            return self._up_to_window(blocks, request, match)
         end = max((_end(entry, trail, limit) for entry in blocks), default=0)
         return blocks if end - match.num_tokens >= trail.block_size else []
+
+    def _up_to_window(self, found: list[Entry], request: Request, match: Match) -> list[Entry]:
+        """With windows: the blocks before the last position that sees none whose part is lost, and
+        parts of blocks that are in memory without."""
+        trail, limit, parts = request.trail, request.num_tokens - 1, self.exchange.cache.parts
+        assert parts is not None
+        windows, num_here = RequestWindows(parts), len(match.blocks)
+        on_disk = [self.keeper.disk.entries.get((block.key or b"", 0)) for block in match.blocks]
+        there = [block.part is not None for block in match.blocks]
+        whole = [has or self._is_whole(each) for has, each in zip(there, on_disk, strict=True)]
+        whole += map(self._is_whole, found)
+        end = _end(found[-1], trail, limit) if found else num_here * trail.block_size
+        end = windows.last_covered(lambda index: whole[index], end)
+        if end - windows.covered(match) < trail.block_size:
+            return []
+        first = windows.first_seen(end)
+        seen = zip(on_disk[first:], there[first:], strict=True)
+        lost = [each for each, has in seen if not has and each is not None and each.is_there]
+        return [entry for entry in (*lost, *found) if entry.head.start < end]
+
+    def _is_whole(self, entry: Entry | None) -> bool:
+        """Whether a block on disk has its part: a file without is smaller."""
+        config = self.keeper.config
+        sizes = (config.groups[i].part_bytes(config.block_size) for i in config.kept_groups)
+        return entry is not None and entry.is_there and entry.size >= sum(sizes)
 
     def _up_to_state(self, found: list[Entry], request: Request, match: Match) -> list[Entry]:
         """With recurrent layers: the last state whose block is there, well beyond those in memory,

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 
 from attrs import evolve, frozen
 
-from kvtrio.core.batch import Save
+from kvtrio.core.batch import NOWHERE, Save
 from kvtrio.core.blocks import Block, Checkpoint
+from kvtrio.core.config import CoreConfig
 from kvtrio.core.identity import TAG_SHIFT, TOKEN_MASK, KeyMaker, flat_runs
 from kvtrio.core.stored import RunOfContext, StoredHead
 
@@ -32,13 +33,17 @@ class Wanted:
             return head_of_state(keys, self.checkpoint)
         return head_of_block(keys, self.block, self.num_tokens)
 
-    def save(self, head: StoredHead, groups: tuple[int, ...]) -> Save:
-        """How to read it. ``groups``: those with K and V."""
+    def save(self, head: StoredHead, config: CoreConfig) -> Save:
+        """How to read it."""
         if self.checkpoint is not None:
             slot = self.checkpoint.slot
             return Save(head, slot.places, slot.tier)
-        places = tuple(zip(groups, self.block.ids, strict=True))
-        return Save(head, places, self.block.tier)
+        block, part, windows = self.block, self.block.part, config.window_groups
+        places = list(zip(config.token_groups, block.ids, strict=True))
+        places += zip(windows, part.ids if part else (NOWHERE,) * len(windows), strict=True)
+        # Where parts know one tier, the memory is one, and nobody asks.
+        elsewhere = windows if part is not None and part.tier is not block.tier else ()
+        return Save(head, tuple(sorted(places)), block.tier, elsewhere)
 
 
 def wanted_of(blocks: Sequence[Block], num_tokens: int) -> list[Wanted]:

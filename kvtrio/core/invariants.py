@@ -7,6 +7,7 @@ from kvtrio.core.blocks import Block, Slot
 from kvtrio.core.checkpoints import Checkpoints
 from kvtrio.core.cost import load_of
 from kvtrio.core.invariants_disk import check_disk
+from kvtrio.core.invariants_windows import check_parts, check_seen
 from kvtrio.core.machine import Core
 from kvtrio.core.policy import Streams
 from kvtrio.core.queue import Held
@@ -14,7 +15,7 @@ from kvtrio.core.request import Request
 from kvtrio.core.rules import InvariantError as InvariantError
 from kvtrio.core.rules import require
 from kvtrio.core.tiers import TieredCache
-from kvtrio.core.types import RequestState, Tier
+from kvtrio.core.types import BlockId, RequestState, Tier
 from kvtrio.core.views import request_view
 
 
@@ -35,6 +36,7 @@ def check(core: Core) -> None:
     for block in cached:
         _check_standing(core.cache, block)
     _check_states(core, cached)
+    check_parts(core, cached)
     check_disk(core, cached)
 
 
@@ -99,12 +101,12 @@ def _check_in_flight(core: Core) -> None:
     total = sum(len(chunk.token_ids) for chunk in chunks)
     require(total <= core.config.max_batch_tokens, "a batch keeps to the budget")
     for chunk in chunks:
-        blocks = core.requests[chunk.request_id].blocks
-        tables = list(zip(*(block.ids for block in blocks), strict=True))
-        slot = core.requests[chunk.request_id].slot
-        for group, place in slot.places if slot else ():
-            tables.insert(group, (place,))
-        require(tuple(tables) == chunk.block_tables, "blocks in flight stay with their request")
+        request = core.requests[chunk.request_id]
+        for group, table in zip(core.config.token_groups, _columns(request.blocks), strict=False):
+            require(chunk.block_tables[group] == table, "blocks in flight stay with their request")
+        for group, place in request.slot.places if request.slot else ():
+            require(chunk.block_tables[group] == (place,), "and so does its state")
+        check_seen(request, chunk, core)
     moves = [*core.cache.copies, *core.cache.loads]
     require(not core.in_flight or not moves, "moves travel with the batch")
 
@@ -128,8 +130,8 @@ def _check_request(core: Core, request: Request) -> None:
     require(done <= used <= request.num_prompt_tokens, "each prompt token is accounted for once")
     if not request.num_preemptions:
         require(used == done, "nothing is accounted for ahead of time")
-    tables = tuple(zip(*(block.ids for block in request.blocks), strict=True))
-    require(tables == tuple(map(tuple, request.tables)) or not tables, "tables name the blocks")
+    for group, table in zip(core.config.token_groups, _columns(request.blocks), strict=False):
+        require(tuple(request.tables[group]) == table, "tables name the blocks")
     for index, block in enumerate(request.blocks):
         _check_entry(core, request, index, block)
 
@@ -143,6 +145,11 @@ def _check_entry(core: Core, request: Request, index: int, block: Block) -> None
         start = index * core.config.block_size
         tags = tuple(request.trail.tags[start : start + core.config.block_size])
         require(block.tags == tags and block.start == start, "held blocks hold these tokens")
+
+
+def _columns(blocks: list[Block]) -> list[tuple[BlockId, ...]]:
+    """Per group with all tokens, their places."""
+    return list(zip(*(block.ids for block in blocks), strict=True))
 
 
 # --- blocks ---

@@ -203,7 +203,7 @@ class Keeper:
             self.disk.use([known])
             self.unwanted = [each for each in self.unwanted if each is not known]
             return
-        save = wanted.save(head, self.config.token_groups)
+        save = wanted.save(head, self.config)
         size = self._file_bytes(head)
         is_possible = (
             self.is_settled(save) and self.num_queued_bytes + size <= self._max_queued_bytes
@@ -228,7 +228,7 @@ class Keeper:
     def _file_bytes(self, head: StoredHead) -> int:
         """At most so many: parts, and a header that says all of the head."""
         config = self.config
-        groups: Sequence[int] = config.point_groups if head.state_offset else config.token_groups
+        groups: Sequence[int] = config.point_groups if head.state_offset else config.kept_groups
         parts = [config.groups[group].part_bytes(config.block_size) for group in groups]
         header = 1024 + 12 * len(head.token_ids) + 160 * len(head.runs) + 160 * len(parts)
         return -(-(sum(parts) + header) // GRAIN) * GRAIN

@@ -38,8 +38,11 @@ class Request:
     """Prompt and answer together: with so many it ends."""
     blocks: list[Block] = field(factory=list)
     """Grows until the request ends; a block may be replaced by an equal published one."""
-    tables: tuple[list[BlockId], ...] = ()
-    """Per group with K and V, the places of ``blocks``."""
+    tables: dict[int, list[BlockId]] = field(factory=dict)
+    """By group with K and V, the places of ``blocks``. In a group with a sliding window what lies
+    before ``first_part`` means nothing."""
+    first_part: int = 0
+    """Index of the first block whose part it holds, where there are windows."""
     slot: Slot | None = None
     """Of a running request, where the model has recurrent layers: their state."""
     stops: list[int] = field(factory=list)
@@ -130,10 +133,10 @@ class Request:
     def block_tables(self) -> tuple[tuple[BlockId, ...], ...]:
         """Per group, ``tables`` as they are now, or the place of ``slot``."""
         if self._table_ids is None:
-            tables = list(map(tuple, self.tables))
+            tables = {group: tuple(table) for group, table in self.tables.items()}
             for group, place in self.slot.places if self.slot else ():
-                tables.insert(group, (place,))
-            self._table_ids = tuple(tables)
+                tables[group] = (place,)
+            self._table_ids = tuple(tables[group] for group in sorted(tables))
         return self._table_ids
 
     def note_tables(self) -> None:

@@ -7,12 +7,15 @@
 
 from attrs import define, field
 
-from kvtrio.core.checkpoints import resumable
+from kvtrio.core.batch import NOWHERE
+from kvtrio.core.blocks import Block
 from kvtrio.core.index import Match
 from kvtrio.core.request import Request
+from kvtrio.core.resume import resumable
 from kvtrio.core.states import RequestStates
 from kvtrio.core.tiers import Position, TieredCache
-from kvtrio.core.types import Retain
+from kvtrio.core.types import BlockId, Retain
+from kvtrio.core.windows import RequestWindows
 
 
 @define(eq=False)
@@ -22,15 +25,25 @@ class BlockTables:
     cache: TieredCache
     block_size: int
     states: RequestStates = field(init=False)
+    windows: RequestWindows | None = field(init=False, default=None)
+    """None: the model has none."""
     computing: set[bytes] = field(init=False, factory=set)
     """Keys of the full blocks that the step being planned will compute."""
 
     def __attrs_post_init__(self) -> None:
         self.states = RequestStates(self.cache)
+        if self.cache.parts is not None:
+            self.windows = RequestWindows(self.cache.parts)
+
+    def new_tables(self) -> dict[int, list[BlockId]]:
+        """Empty ones, by group; in the order of ``_ids``."""
+        config = self.cache.config
+        return {group: [] for group in (*config.token_groups, *config.window_groups)}
 
     def match(self, request: Request) -> Match | None:
         """What the cache has beyond the request's computed tokens; None if nothing. With recurrent
-        layers there may be tokens and no checkpoint: then it says so, and is not beyond."""
+        layers or windows there may be tokens behind which nobody can resume: then it says so, and
+        is not beyond."""
         submit, done, total = request.submit, request.num_computed_tokens, request.num_tokens
         if not submit.reuse or done >= total - 1:
             return None
@@ -43,7 +56,10 @@ class BlockTables:
         match = self.cache.match(request.trail, total - 1, request.known)
         if match.num_tokens <= done:
             return None
-        return match if self.cache.states is None else resumable(match, done)
+        has_states = self.cache.states is not None
+        if not has_states and self.windows is None:
+            return match
+        return resumable(match, done, self.windows, has_states)
 
     def is_being_computed(self, request: Request, num_known: int) -> bool:
         """Whether another request of this step computes the block this one needs next."""
@@ -58,6 +74,8 @@ class BlockTables:
             block.is_from_disk = False
         if match.partial is not None:
             match.partial.is_from_disk = False
+        if self.windows is not None:
+            self.windows.resume(request, match, now)
         self.cache.release(request.blocks, now)
         if match.checkpoint is not None:
             self.states.resume(request, match.checkpoint, match.num_tokens)
@@ -68,10 +86,19 @@ class BlockTables:
             request.blocks.append(self.cache.take(now))
             self.cache.copy(match.partial, request.blocks[-1], match.num_partial)
         request.num_computed_tokens = match.num_tokens
-        request.tables = tuple(
-            map(list, zip(*(block.ids for block in request.blocks), strict=True))
-        )
+        ids = map(self._ids, request.blocks)
+        columns = map(list, zip(*ids, strict=True))
+        request.tables = dict(zip(request.tables, columns, strict=True))
         request.note_tables()
+
+    def _ids(self, block: Block) -> tuple[BlockId, ...]:
+        """Its places: of groups with all tokens, then of those with windows, where its part may be
+        gone since the next token does not see it."""
+        if self.windows is None:
+            return block.ids
+        if block.part is None:
+            return block.ids + (NOWHERE,) * len(self.cache.config.window_groups)
+        return block.ids + block.part.ids
 
     def grow(self, request: Request, end: int, now: float) -> None:
         """Blocks for the tokens before ``end``, which the step will compute."""
@@ -80,7 +107,7 @@ class BlockTables:
         for _ in range(-(-end // self.block_size) - len(request.blocks)):
             block = self.cache.take(now)
             request.blocks.append(block)
-            for table, block_id in zip(request.tables, block.ids, strict=True):
+            for table, block_id in zip(request.tables.values(), self._ids(block), strict=True):
                 table.append(block_id)
             request.note_tables()
         first = request.num_computed_tokens // self.block_size
@@ -90,15 +117,18 @@ class BlockTables:
     def let_go_of_source(self, request: Request, now: float) -> None:
         """The step has run, so the copy is made."""
         if request.source is not None:
+            if self.windows is not None:
+                self.windows.let_go(request.source, now)
             self.cache.release([request.source], now)
             request.source = None
 
     def publish_full(self, request: Request, now: float) -> None:
         """Publish the blocks that the last step filled."""
-        if request.submit.retain is Retain.AUXILIARY:
-            return
-        while (request.num_published + 1) * self.block_size <= request.num_computed_tokens:
-            self._publish(request, self.block_size, now)
+        if request.submit.retain is not Retain.AUXILIARY:
+            while (request.num_published + 1) * self.block_size <= request.num_computed_tokens:
+                self._publish(request, self.block_size, now)
+        if self.windows is not None:
+            self.windows.advance(request, now)
 
     def _publish(self, request: Request, num_tokens: int, now: float) -> None:
         index = request.num_published
@@ -110,7 +140,7 @@ class BlockTables:
         if block is own:
             return
         request.blocks[index] = block
-        for table, block_id in zip(request.tables, block.ids, strict=True):
+        for table, block_id in zip(request.tables.values(), self._ids(block), strict=True):
             table[index] = block_id
         request.note_tables()
 
@@ -127,9 +157,11 @@ class BlockTables:
             # The last one may not be in the index: a longer block there has its tokens.
             published = [block for block in request.blocks if block.key is not None]
             self.cache.pins.pin(published, now + request.submit.retain_s, now)
+        if self.windows is not None:
+            self.windows.leave(request, now)
         self.cache.release(request.blocks, now)
         request.blocks.clear()
-        for table in request.tables:
+        for table in request.tables.values():
             table.clear()
         request.note_tables()
         request.num_published = 0

@@ -49,6 +49,9 @@ class CoreStatistics:
     num_used_slots: Mapping[Tier, int] = field(factory=dict)
     """Of recurrent layers, those of running requests and of checkpoints; empty without such."""
     max_slots: Mapping[Tier, int] = field(factory=dict)
+    num_used_parts: Mapping[Tier, int] = field(factory=dict)
+    """Parts of blocks in groups with a sliding window; empty without such."""
+    max_parts: Mapping[Tier, int] = field(factory=dict)
     places: tuple[PlaceView, ...]
     num_disk_bytes: int = 0
     num_disk_entries: int = 0
@@ -127,7 +130,7 @@ class State:
         if submit.max_new_tokens is not None:
             most = min(most, len(submit.token_ids) + submit.max_new_tokens)
         request = Request(submit, now, list(submit.token_ids), self._trail(submit), most)
-        request.tables = tuple([] for _ in self.cache.groups)
+        request.tables = self.tables.new_tables()
         request.stops = self.tables.states.stops(submit)
         return request
 
@@ -214,7 +217,7 @@ class State:
         return _account(request, reason, now, text, stopped_by_text)
 
     def statistics(self) -> CoreStatistics:
-        states, keeper = self.cache.states, self.cache.keeper
+        states, parts, keeper = self.cache.states, self.cache.parts, self.cache.keeper
         return CoreStatistics(
             num_running=len(self.running),
             num_waiting=len(self.waiting),
@@ -224,6 +227,8 @@ class State:
             max_blocks={tier: self.cache.limits[tier] for tier in Tier},
             num_used_slots=dict(states.num_used) if states else {},
             max_slots=dict(states.limits) if states else {},
+            num_used_parts=dict(parts.num_used) if parts else {},
+            max_parts=dict(parts.limits) if parts else {},
             places=self.places.views(),
             num_stalls=dict(self.num_stalls),
             num_disk_bytes=keeper.disk.num_bytes if keeper else 0,

@@ -22,22 +22,29 @@ SLACK = 4
 """Tokens before a prompt's end, which may be read otherwise when more follows."""
 MAX_GRID = 16
 """Checkpoints in the long stretches of one prompt."""
+WINDOWS_PER_KEPT = 4
+"""Without checkpoints, one window in so many is wanted there."""
 ROLLING_STEPS = 2
 """An answer's checkpoint goes along in steps of so many times the spacing."""
 
 
 @define(eq=False)
 class RequestStates:
-    """The requests' side of ``Checkpoints``. Without recurrent layers nothing happens here."""
+    """The requests' side of ``Checkpoints``. Without recurrent layers nothing happens here, but for
+    the wanted positions, which say what is kept of windows, too."""
 
     cache: TieredCache
 
     def stops(self, submit: Submit) -> list[int]:
         """Where the prompt's chunks may end, if the last checkpoint is far enough from there."""
         config, num = self.cache.config, len(submit.token_ids)
-        if self.cache.states is None or submit.retain is Retain.AUXILIARY:
+        has_states = self.cache.states is not None
+        if submit.retain is Retain.AUXILIARY or not (has_states or config.window):
             return []
-        grid = config.checkpoint_grid * -(-num // (config.checkpoint_grid * MAX_GRID))
+        least = config.checkpoint_grid
+        if not has_states:
+            least = max(least, WINDOWS_PER_KEPT * config.window)
+        grid = least * -(-num // (least * MAX_GRID))
         wanted = {*submit.checkpoints, num - SLACK, *range(grid, num, grid)}
         ends = {position - position % config.block_size for position in wanted}
         return sorted(end for end in ends if 0 < end < num)
@@ -45,14 +52,15 @@ class RequestStates:
     def begin(self, request: Request, match: Match | None, now: float) -> None:
         """It starts, perhaps with a match."""
         states, config = self.cache.states, self.cache.config
-        if states is None:
-            return
-        request.slot = states.take(now, match.checkpoint if match else None)
-        request.note_tables()
-        request.due = request.last_checkpoint = 0
+        if states is not None:
+            request.slot = states.take(now, match.checkpoint if match else None)
+            request.note_tables()
+            request.due = request.last_checkpoint = 0
         branch = match.num_same - match.num_same % config.block_size if match else 0
+        # A checkpoint costs a step, a window none.
         is_far = match is not None and branch - match.num_tokens >= config.checkpoint_spacing
-        if is_far and request.stops and branch not in request.stops:
+        is_new = branch > 0 and branch not in request.stops
+        if request.stops and is_new and (is_far or states is None):
             # Others will part from it there, too.
             insort(request.stops, branch)
 

@@ -8,7 +8,7 @@
 
 from attrs import define, field
 
-from kvtrio.core.batch import Copy, Load, Move, Save
+from kvtrio.core.batch import NOWHERE, Copy, Load, Move, Save
 from kvtrio.core.blocks import Arena, Block
 from kvtrio.core.config import CoreConfig
 from kvtrio.core.types import BlockId, Tier
@@ -39,7 +39,7 @@ class Storage:
 
     config: CoreConfig
     groups: tuple[int, ...] = field(init=False)
-    """Those with K and V."""
+    """Those with K and V of all tokens."""
     arenas: dict[Tier, tuple[Arena, ...]] = field(init=False)
     limits: dict[Tier, int] = field(init=False)
     num_used: dict[Tier, int] = field(init=False)
@@ -109,8 +109,10 @@ class Storage:
         return self._targets.isdisjoint(self._places(save))
 
     def _places(self, move: Save | Load) -> list[Target]:
-        memory = self._memory(move.tier)
-        return [(memory, group, place) for group, place in move.places]
+        places = [(group, place) for group, place in move.places if place != NOWHERE]
+        if isinstance(move, Load):
+            return [(self._memory(move.tier), group, place) for group, place in places]
+        return [(self._memory(move.tier_of(group)), group, place) for group, place in places]
 
     def _memory(self, tier: Tier) -> Tier:
         return Tier.DEVICE if self.config.is_unified else tier

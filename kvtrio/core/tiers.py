@@ -2,7 +2,8 @@
 
 1. A held block lies on the device. So does its parent, and its parent's parent.
 2. A cached block may leave the device when no child is there, and be dropped when it has no child.
-3. Checkpoints of recurrent layers hang on published blocks and have memory of their own.
+3. Checkpoints of recurrent layers hang on published blocks and have memory of their own, and so
+   have the parts of blocks in groups with a sliding window.
 """
 
 from collections import OrderedDict
@@ -16,6 +17,7 @@ from kvtrio.core.eviction import Candidates
 from kvtrio.core.identity import TokenTrail
 from kvtrio.core.index import Match, PrefixIndex
 from kvtrio.core.keeping import Keeper
+from kvtrio.core.parts import Parts
 from kvtrio.core.pins import Pins
 from kvtrio.core.storage import Storage, TierMoves
 from kvtrio.core.types import Tier
@@ -45,6 +47,8 @@ class TieredCache(Storage):
     pins: Pins = field(init=False)
     states: Checkpoints | None = field(init=False, default=None)
     """None: the model has no recurrent layers."""
+    parts: Parts | None = field(init=False, default=None)
+    """None: the model has no windows."""
     moves: TierMoves = field(init=False, factory=TierMoves)
 
     def __attrs_post_init__(self) -> None:
@@ -58,6 +62,8 @@ class TieredCache(Storage):
         self.candidates = {tier: Candidates(self.limits[tier], size, needs_states) for tier in Tier}
         if needs_states:
             self.states = Checkpoints(self.config, self.copies, self.candidates, self.keeper)
+        if self.config.window_groups:
+            self.parts = Parts(self.config, self.copies, self.candidates, self.keeper)
 
     # --- what requests do ---
 
@@ -75,9 +81,19 @@ class TieredCache(Storage):
                 self._promote(block, now)
 
     def take(self, now: float) -> Block:
-        """A new block, held once; ``CoreConfig.num_blocks`` says why there is always room."""
+        """A new block, held once, and its part; ``CoreConfig.num_blocks`` says why there is always
+        room."""
         self._make_room(now)
-        return self.new_block(now)
+        block = self.new_block(now)
+        if self.parts is not None:
+            block.part = self.parts.take(block, now)
+        return block
+
+    def copy(self, source: Block, target: Block, num_tokens: int) -> None:
+        """As ``Storage.copy``, and of the part."""
+        super().copy(source, target, num_tokens)
+        if self.parts is not None and source.part is not None and target.part is not None:
+            self.parts.copy(source.part, target.part, num_tokens)
 
     def release(self, blocks: Sequence[Block], now: float) -> None:
         """One hold less on each. Unpublished blocks that nobody holds are gone at once."""
@@ -190,6 +206,8 @@ class TieredCache(Storage):
             known.ids, own.ids = own.ids, known.ids
             known.tier, own.tier = Tier.DEVICE, Tier.HOST
             self._count_child(known.parent, +1, now)
+        if self.parts is not None:
+            self.parts.adopt(known, own)
         own.num_refs = 0
         self.remove(own)
         return known
@@ -222,6 +240,8 @@ class TieredCache(Storage):
         self.pins.unpin(block)
         if block.checkpoints and self.states:
             self.states.drop_all(block, now)
+        if block.part is not None and self.parts is not None:
+            self.parts.drop(block.part)
         if self.keeper is not None:
             self.keeper.forget_block(block)
         self.index.remove(block)
@@ -243,6 +263,10 @@ class TieredCache(Storage):
             may_go = may_go and block.num_device_children == 0
         else:
             may_go = may_go and not block.children
+        is_barren = self.parts is not None and block.part is None and not block.children
+        if is_barren and block.key is not None:
+            # Nobody can resume in it.
+            self.candidates[block.tier].devalue(block, now)
         if may_go and not block.is_candidate:
             self.candidates[block.tier].add(block, now)
         elif block.is_candidate and not may_go:

@@ -289,6 +289,11 @@ class ModelSpec:
         of each."""
         return any(layer.state_class is StateClass.POINT for layer in self.layers)
 
+    @property
+    def resumes_anywhere(self) -> bool:
+        """Whether all layers keep the keys and values of all tokens."""
+        return all(layer.state_class is StateClass.TOKEN for layer in self.layers)
+
 
 def _for_context(layer: LayerSpec, context: int) -> LayerSpec:
     mixer = layer.mixer

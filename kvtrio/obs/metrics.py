@@ -131,6 +131,8 @@ def _cache(snapshot: Snapshot) -> Iterator[Metric]:
     for name, help_text, table in (
         ("blocks_used", "Blocks held or cached", statistics.num_used_blocks),
         ("blocks_limit", "Blocks that there are", statistics.max_blocks),
+        ("window_blocks_used", "Of layers that see a window", statistics.num_used_parts),
+        ("window_blocks_limit", "Blocks of such layers that there are", statistics.max_parts),
         ("state_slots_used", "Recurrent states, running or kept", statistics.num_used_slots),
         ("state_slots_limit", "Recurrent states that there is room for", statistics.max_slots),
     ):

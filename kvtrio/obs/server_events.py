@@ -44,9 +44,13 @@ class ServerStart:
     block_size: int
     """Tokens per block."""
     num_blocks: int
-    """Per group of layers, on the device."""
+    """Per group of layers that see all tokens, on the device."""
     num_host_blocks: int
-    """Per group of layers, in RAM."""
+    """The same in RAM."""
+    num_window_blocks: int
+    """Per group of layers that see a window of the last tokens, on the device."""
+    num_host_window_blocks: int
+    """The same in RAM."""
     num_groups: int
     num_state_slots: int
     """Per group of recurrent layers, on the device: one for each place, the others checkpoints."""

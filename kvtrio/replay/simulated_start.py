@@ -40,6 +40,8 @@ def simulated_start(
         block_size=config.block_size,
         num_blocks=config.num_blocks,
         num_host_blocks=config.num_host_blocks,
+        num_window_blocks=config.num_window_blocks,
+        num_host_window_blocks=config.num_host_window_blocks,
         num_groups=len(config.groups),
         num_state_slots=config.num_state_slots,
         num_host_state_slots=config.num_host_state_slots,

@@ -207,7 +207,8 @@ class Api:
         return json_reply(info.model_entry(name, services.model, services.settings, adapters))
 
     async def props(self) -> Response:
-        return json_reply(info.props(self.services.model, self.services.settings))
+        services, statistics = self.services, self.services.engine.statistics()
+        return json_reply(info.props(services.model, services.settings, statistics))
 
     async def slots(self) -> Response:
         statistics = self.services.engine.statistics()

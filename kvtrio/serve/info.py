@@ -84,7 +84,9 @@ def model_entry(
     raise ApiError(NO_MODEL, "model")
 
 
-def props(model: ServedModel, settings: ServeSettings) -> dict[str, Any]:
+def props(
+    model: ServedModel, settings: ServeSettings, statistics: CoreStatistics
+) -> dict[str, Any]:
     """GET /props"""
     return {
         "default_generation_settings": {
@@ -113,11 +115,34 @@ def props(model: ServedModel, settings: ServeSettings) -> dict[str, Any]:
             "chat_template_name": model.template.name,
             "note": model.template_note,
             "purposes": list(settings.purposes),
+            "memory": _memory(statistics),
             "reuse": {
-                "resumes_at": "checkpoints" if model.spec.has_states else "any_token",
+                "resumes_at": _resumes_at(statistics),
                 "notes": list(settings.reuse_notes),
             },
         },
+    }
+
+
+def _resumes_at(statistics: CoreStatistics) -> str:
+    """Between which tokens a request can go on from what is known of them."""
+    if statistics.max_slots:
+        return "checkpoints"
+    return "kept_windows" if statistics.max_parts else "any_token"
+
+
+def _memory(statistics: CoreStatistics) -> dict[str, dict[str, int]]:
+    """How many blocks of tokens there is room for, in groups of layers that see all of them and in
+    those that see a window, and how many states of recurrent layers; of each kind that there is."""
+    kinds = {
+        "blocks": statistics.max_blocks,
+        "window_blocks": statistics.max_parts,
+        "states": statistics.max_slots,
+    }
+    return {
+        name: {tier.value: number for tier, number in limits.items()}
+        for name, limits in kinds.items()
+        if limits
     }
 
 

@@ -82,7 +82,7 @@ class Preparer:
         prompt = reader.whole(outline.text, "messages", partial(answer_spans, outline))
         job = self._job(body, (prompt,), num_probs, asker)
         job = evolve(job, prompt_field="messages", keeping=kept, outline=outline)
-        if not self.model.spec.has_states:
+        if self.model.spec.resumes_anywhere:
             return job
         return evolve(job, message_ends=message_ends(prompt.ids, self.model.tokenizer))
 

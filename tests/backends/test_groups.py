@@ -3,9 +3,11 @@
 from attrs import evolve
 
 from harness.torch_models import CONV, DELTA, MAMBA, PLAIN, WINDOWED, layer, settings, spec
+from kvtrio.backends.base import BackendInfo
 from kvtrio.backends.groups import (
     StateShape,
     core_groups,
+    device_parts,
     host_blocks,
     layer_groups,
     pool_bytes,
@@ -13,6 +15,8 @@ from kvtrio.backends.groups import (
 )
 from kvtrio.core.config import Group
 from kvtrio.core.types import StateClass
+
+TOKEN, WINDOW, POINT = StateClass.TOKEN, StateClass.WINDOW, StateClass.POINT
 
 
 def test_layers_with_one_window_share_a_table():
@@ -37,7 +41,7 @@ def test_other_shapes_of_keys_are_another_group():
 
 def test_the_core_learns_class_window_and_size():
     """A token costs K and V of every layer of the group, in the cache's type."""
-    assert core_groups(layer_groups(WINDOWED), 2) == (
+    assert core_groups(layer_groups(WINDOWED), 2, 64) == (
         Group(StateClass.WINDOW, 20, 2 * 2 * 16 * 2),
         Group(StateClass.TOKEN, None, 2 * 16 * 2),
         Group(StateClass.WINDOW, 7, 2 * 16 * 2),
@@ -57,23 +61,61 @@ def test_recurrent_layers_share_slots():
 def test_a_state_has_one_size_whatever_the_type_of_the_cache():
     """A slot holds all layers of its group in float32, and a token adds nothing."""
     for itemsize in (2, 4):
-        delta, full = core_groups(layer_groups(DELTA), itemsize)
+        delta, full = core_groups(layer_groups(DELTA), itemsize, 64)
         assert delta == Group(StateClass.POINT, None, 0, 2 * (3 * 44 + 4 * 6 * 5) * 4)
         assert full == Group(StateClass.TOKEN, None, 2 * 16 * itemsize, 0)
 
 
 def test_pools_hold_blocks_and_slots_of_both_memories():
     """Blocks cost what tokens cost, slots what states cost."""
-    groups = core_groups(layer_groups(DELTA), 2)
-    chosen = settings(num_blocks=3, num_state_slots=5, num_host_state_slots=7)
-    expected = groups[1].bytes_per_token * 16 * (3 + 2) + groups[0].bytes_per_state * 12
-    assert pool_bytes(groups, chosen, 2) == expected
+    delta, full, window = Group(POINT, None, 0, 100), Group(TOKEN, None, 8), Group(WINDOW, 20, 4)
+    info = BackendInfo(
+        name="none",
+        groups=(delta, full, window),
+        block_size=16,
+        num_blocks=3,
+        num_host_blocks=2,
+        num_window_blocks=6,
+        num_host_window_blocks=1,
+        num_state_slots=5,
+        num_host_state_slots=7,
+        vocab_size=1,
+        max_context=64,
+        pool_bytes=0,
+        weight_bytes=0,
+    )
+    assert pool_bytes(info) == 12 * 100 + 5 * 16 * 8 + 7 * 16 * 4
+
+
+def test_a_window_as_long_as_the_longest_request_is_none():
+    """Then all tokens are kept, and requests resume anywhere."""
+    classes = [group.state_class for group in core_groups(layer_groups(WINDOWED), 2, 20)]
+    assert classes == [TOKEN, TOKEN, WINDOW]
+
+
+def test_in_ram_every_third_block_has_its_part():
+    """A sequence needs its last window and a few others; where all layers have windows, blocks are
+    nodes of the index."""
+    full, window = Group(TOKEN, None, 3), Group(WINDOW, 20, 15)
+    chosen = settings(host_bytes=3 * 16 * (3 + 5) * 10)
+    assert host_blocks((full, window), chosen) == (30, 10)
+    assert host_blocks((full,), chosen) == (80, 0)
+    assert host_blocks((window,), settings(host_bytes=10 * (240 + 3 * 1536))) == (30, 10)
+
+
+def test_the_device_holds_what_running_requests_see_and_a_window_more_for_each():
+    """Of groups with a window; with short requests never more than without."""
+    groups = (Group(TOKEN, None, 3), Group(WINDOW, 64, 15))
+    sizes = {"num_blocks": 1000, "max_sampled": 4, "max_rows": 512}
+    assert device_parts(groups, settings(**sizes)) == 4 * (2 * 5 + 2) + 32
+    assert device_parts(groups, settings(**{**sizes, "num_blocks": 30})) == 30
+    assert device_parts(groups[:1], settings(**sizes)) == 0
 
 
 def test_ram_is_shared_by_blocks_and_slots():
     """Half is for slots; fewer where they would stand closer than checkpoints are of use; they are
     whole, and the rest is for blocks. A number that was asked for stands."""
-    groups = core_groups(layer_groups(DELTA), 2)
+    groups = core_groups(layer_groups(DELTA), 2, 64)
     state, token = groups[0].bytes_per_state, groups[1].bytes_per_token
     chosen = with_slots(groups, settings(host_bytes=1 << 20))
     assert chosen.num_host_state_slots == (1 << 20) // (state + 64 * token)
@@ -86,8 +128,8 @@ def test_ram_is_shared_by_blocks_and_slots():
 
 def test_without_keys_and_values_ram_is_for_slots():
     """With nodes of the index for 512 tokens each, which take memory, too."""
-    groups = core_groups(layer_groups(MAMBA), 4)
+    groups = core_groups(layer_groups(MAMBA), 4, 64)
     chosen = with_slots(groups, settings(host_bytes=1 << 20))
     num_slots = (1 << 20) // (groups[0].bytes_per_state + 32 * 1536)
     assert chosen.num_host_state_slots == num_slots > 0
-    assert host_blocks(groups, chosen) == 32 * num_slots
+    assert host_blocks(groups, chosen) == (32 * num_slots, 0)

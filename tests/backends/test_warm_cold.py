@@ -49,6 +49,7 @@ class Served:
             max_waiting=8,
             max_batch_tokens=24,
             num_host_blocks=HOST,
+            num_host_window_blocks=self.backend.info.num_host_window_blocks,
             num_state_slots=self.backend.info.num_state_slots,
             num_host_state_slots=self.backend.info.num_host_state_slots,
             checkpoint_spacing=8,

@@ -210,6 +210,21 @@ def test_what_keeps_state_from_being_reused_is_said() -> None:
     assert "no RAM" in note
 
 
+def test_memory_of_windows_is_announced() -> None:
+    """How many blocks layers with a window have, of those that the others have."""
+    groups = (Group(StateClass.WINDOW, 64, 1), Group(StateClass.TOKEN, None, 1))
+    facts = evolve(
+        info(backend_settings(serve_config(), 100), 90),
+        groups=groups,
+        num_window_blocks=12,
+        num_host_window_blocks=30,
+    )
+    note = state_split(facts, 2)
+    assert note is not None
+    assert "see 64 tokens" in note
+    assert f"12 of {facts.num_blocks} blocks where it runs, 30 of 90 in RAM" in note
+
+
 def test_slots_follow_places() -> None:
     """The running state and a checkpoint for each; the core gets what the backend has."""
     config = serve_config()

@@ -21,6 +21,7 @@ from kvtrio.core.types import FinishReason, StateClass
 from kvtrio.schedulers.stall_free import StallFree
 
 TOKEN = Group(StateClass.TOKEN, None, 8)
+WINDOW = Group(StateClass.WINDOW, 6, 8)
 POINT = Group(StateClass.POINT, None, 0, 64)
 NEAR = {"checkpoint_spacing": 4, "checkpoint_grid": 8}
 SMALL = {"num_places": 1, "max_context": 36, "max_waiting": 6, "num_host_blocks": 6}
@@ -31,6 +32,9 @@ KINDS: dict[str, dict[str, Any]] = {
     "no_ram": {"groups": (TOKEN,), **SMALL, "num_host_blocks": 0},
     "hybrid": {"groups": (POINT, TOKEN), **SMALL, **SLOTS, **NEAR},
     "hybrid_apart": {"groups": (TOKEN, POINT), **SMALL, **SLOTS, **NEAR, "is_unified": False},
+    "windows": {"groups": (WINDOW, TOKEN), **SMALL, "num_host_window_blocks": 4, **NEAR},
+    "windows_apart": {"groups": (TOKEN, WINDOW, WINDOW), **SMALL, **NEAR, "is_unified": False},
+    "windows_alone": {"groups": (WINDOW,), **SMALL, "num_host_window_blocks": 2, **NEAR},
     "recurrent": {"groups": (POINT, POINT), **SMALL, **SLOTS, **NEAR},
 }
 ADAPTERS = ((), (AdapterUse(1, b"a" * 32, 0.5),))
@@ -62,7 +66,7 @@ class Traffic:
         keys = KeyMaker(b"secret of the tests", b"root")
         self.core = Core(self.config, StallFree(), keys)
         config = self.config
-        self.memory = Memory(config.block_size, config.is_unified, config.point_groups)
+        self.memory = Memory.of(config)
         self.core.fill_disk(self.disk.heads())
 
     def step(self) -> None:

@@ -26,6 +26,13 @@ HYBRID = {
     "checkpoint_spacing": 4,
     "checkpoint_grid": 8,
 }
+WINDOWS = {
+    "groups": (Group(StateClass.WINDOW, 6, 8), Group(StateClass.TOKEN, None, 8)),
+    "max_context": 48,
+    "num_host_window_blocks": 3,
+    "checkpoint_spacing": 4,
+    "checkpoint_grid": 8,
+}
 
 
 class Traffic:
@@ -35,8 +42,7 @@ class Traffic:
         self.rng = random.Random(seed)
         sizes = {"num_places": 2, "max_context": 24, "num_host_blocks": 6, **sizes}
         self.core = make_core(policy, **sizes)
-        config = self.core.config
-        self.memory = Memory(4, config.is_unified, config.point_groups)
+        self.memory = Memory.of(self.core.config)
         self.now, self.number, self.batch = 0.0, 0, None
         self.histories, self.open, self.terminal = {}, {}, {}
 
@@ -112,6 +118,8 @@ class Traffic:
         (StallFree, HYBRID),
         (Priority, {**HYBRID, "is_unified": False}),
         (FCFS, {**HYBRID, "groups": (STATE,)}),
+        (StallFree, WINDOWS),
+        (Priority, {**WINDOWS, "is_unified": False}),
     ],
 )
 def test_nothing_is_lost_or_told_twice(policy, sizes):

@@ -72,13 +72,14 @@ class Traffic(RuleBasedStateMachine):
         num_host_blocks=st.sampled_from([0, 3, 20]),
         is_unified=st.booleans(),
         num_slots=st.tuples(st.sampled_from([3, 4, 9]), st.sampled_from([0, 1, 5])),
+        num_host_parts=st.sampled_from([0, 2, 9]),
     )
-    def start(self, num_host_blocks, is_unified, num_slots):
+    def start(self, num_host_blocks, is_unified, num_slots, num_host_parts):
         sizes = {"num_host_blocks": num_host_blocks, "is_unified": is_unified, **self.sizes}
+        sizes["num_host_window_blocks"] = num_host_parts
         sizes |= dict(zip(("num_state_slots", "num_host_state_slots"), num_slots, strict=True))
         self.core = Core(config(**sizes), self, self.keys)
-        sizes = self.core.config
-        self.memory = Memory(sizes.block_size, sizes.is_unified, sizes.point_groups)
+        self.memory = Memory.of(self.core.config)
 
     def plan(self, view):
         """The first-come policy, or whatever a rule asked for."""
@@ -256,6 +257,40 @@ class CrowdedHybridTraffic(Traffic):
     sizes: ClassVar = {**HybridTraffic.sizes, **CrowdedTraffic.sizes}
 
 
+class WindowTraffic(Traffic):
+    """The same with windows of little more than a block, of a few tokens and of many blocks."""
+
+    variety = 8
+    sizes: ClassVar = {
+        "groups": (
+            Group(StateClass.WINDOW, 6, 8),
+            Group(StateClass.TOKEN, None, 8),
+            Group(StateClass.WINDOW, 3, 8),
+        ),
+        "max_context": 64,
+        **NEAR,
+    }
+
+
+class WindowsOnlyTraffic(Traffic):
+    """The same without full attention, with keys that collide."""
+
+    keys = CollidingTraffic.keys
+    variety = 8
+    sizes: ClassVar = {"groups": (Group(StateClass.WINDOW, 5, 8),), "max_context": 64, **NEAR}
+
+
+class WindowHybridTraffic(Traffic):
+    """The same with recurrent layers and windows."""
+
+    variety = 8
+    sizes: ClassVar = {
+        "groups": (STATE, Group(StateClass.WINDOW, 7, 8), Group(StateClass.TOKEN, None, 8)),
+        "max_context": 64,
+        **NEAR,
+    }
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "traffic",
@@ -266,6 +301,9 @@ class CrowdedHybridTraffic(Traffic):
         HybridTraffic,
         RecurrentTraffic,
         CrowdedHybridTraffic,
+        WindowTraffic,
+        WindowsOnlyTraffic,
+        WindowHybridTraffic,
     ],
 )
 def test_random_traffic(traffic):

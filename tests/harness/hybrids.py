@@ -109,7 +109,7 @@ def torch_settings(path: Path, **sizes: Any) -> TorchSettings:
         **sizes,
     }
     with open_gguf(path) as file:
-        groups = core_groups(layer_groups(read_spec(file)), 4)
+        groups = core_groups(layer_groups(read_spec(file)), 4, chosen["max_context"])
     plain = SimSettings(groups=groups, **chosen)
     return TorchSettings(groups=groups, loaded=load_hybrid(path, plain.config), **chosen)
 

@@ -6,6 +6,7 @@ from attrs import define, field
 
 from kvtrio.backends.moves import run_moves
 from kvtrio.core.batch import Batch, Copy
+from kvtrio.core.config import CoreConfig
 from kvtrio.core.types import BlockId, Tier
 
 Trace = tuple[object, ...]
@@ -19,8 +20,15 @@ class Memory:
     block_size: int
     is_unified: bool
     point_groups: tuple[int, ...] = ()
+    windows: dict[int, int] = field(factory=dict)
+    """By group that has one: positions that a query sees, its own included."""
     places: dict[tuple[Tier, int, int, int], int] = field(factory=dict)
     """(tier, group, block, place): digest."""
+
+    @classmethod
+    def of(cls, config: CoreConfig) -> "Memory":
+        windows = {group: config.groups[group].window or 0 for group in config.window_groups}
+        return cls(config.block_size, config.is_unified, config.point_groups, windows)
 
     def run(
         self, batch: Batch, histories: dict[int, list[object]]
@@ -44,7 +52,9 @@ class Memory:
                     written.add(at)
                     self.places[at] = digests[-1]
                     continue
-                for position, digest in enumerate(digests):
+                window = self.windows.get(group, chunk.end)
+                seen = max(0, chunk.start - window + 1)
+                for position, digest in list(enumerate(digests))[seen:]:
                     block, place = divmod(position, self.block_size)
                     at = self._at(Tier.DEVICE, group, table[block], place)
                     if position < chunk.start:

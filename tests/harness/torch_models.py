@@ -355,10 +355,8 @@ class Driver:
 
     def __attrs_post_init__(self) -> None:
         info = self.backend.info
-        for group in info.groups:
-            is_point = group.state_class is StateClass.POINT
-            count = info.num_state_slots if is_point else info.num_blocks
-            blocks = [BlockId(block) for block in range(count)]
+        for group in range(len(info.groups)):
+            blocks = [BlockId(block) for block in range(info.places(group)[0])]
             if self.rng is not None:
                 self.rng.shuffle(blocks)
             self.free.append(blocks)

@@ -216,7 +216,9 @@ def test_a_failed_open_leaves_no_map(tmp_path, monkeypatch):
     path = write_parts(tmp_path, [split_keys(0, 2), split_keys(1, 3)])
     made = []
     real = open_gguf.__globals__["map_file"]
-    monkeypatch.setitem(open_gguf.__globals__, "map_file", lambda p: made.append(real(p)) or made[-1])
+    monkeypatch.setitem(
+        open_gguf.__globals__, "map_file", lambda p: made.append(real(p)) or made[-1]
+    )
     with pytest.raises(ModelFileError):
         open_gguf(path)
     assert [part.closed for part in made] == [True, True]

@@ -122,6 +122,9 @@ async def test_props(autojump_clock: Any) -> None:
         assert "/" not in props["model_path"]
         assert props["modalities"] == {"vision": False, "video": False, "audio": False}
         assert "im_start" in props["chat_template"]
+        memory = props["kvtrio"].pop("memory")
+        assert memory["blocks"] == {"device": 4 * (64 + 1), "ram": 32}
+        assert memory["window_blocks"] == {"device": 4 * (2 * 5 + 2) + 8 + 32, "ram": 0}
         assert set(map(type, props["chat_template_caps"].values())) == {bool}
         assert (props["bos_token"], props["eos_token"]) == ("<s>", "</s>")
         assert props["build_info"].startswith("b")
@@ -129,7 +132,7 @@ async def test_props(autojump_clock: Any) -> None:
             "chat_template_name": "chatml",
             "note": "the model has none",
             "purposes": ["chat", "title", "recap", "probe", "tool"],
-            "reuse": {"resumes_at": "any_token", "notes": []},
+            "reuse": {"resumes_at": "kept_windows", "notes": []},
         }
 
 
