@@ -159,6 +159,16 @@ def test_two_servers_are_judged_alike(tmp_path: Path) -> None:
 # --- the arithmetic ---
 
 
+@pytest.mark.slow
+def test_nothing_is_concluded_from_a_replay_that_was_stopped_early(tmp_path: Path) -> None:
+    """Three requests of one side say nothing, however many the other one has."""
+    a, b = tmp_path / "a", tmp_path / "b"
+    whole = played(ServerKind.KVTRIO, [1000], is_told=True)
+    a.write_bytes(b"".join(whole.splitlines(keepends=True)[:4]))
+    b.write_bytes(whole)
+    assert set(verdicts(compared(a, b)).values()) == {"not known"}
+
+
 def test_noise_of_a_share_is_that_of_its_formula() -> None:
     """Of independent groups the interval is about 1.96 standard errors wide to either side."""
     rng = np.random.default_rng(0)

@@ -155,10 +155,10 @@ class _Rounds:
     def of(cls, a: Sample, b: Sample, is_paired: bool) -> "_Rounds":
         rng = np.random.default_rng(SEED)
         present = [sample.sums.under.any(axis=1) for sample in (a, b)]
+        if min(groups.sum() for groups in present) < FEWEST_GROUPS:
+            return cls(a, b, None)  # one of them may have been stopped early
         if is_paired:
             present = [present[0] | present[1]] * 2
-        if min(groups.sum() for groups in present) < FEWEST_GROUPS:
-            return cls(a, b, None)
         first = _spread(present[0], rng)
         return cls(a, b, (first, first if is_paired else _spread(present[1], rng)))
 
