@@ -35,7 +35,7 @@ def print_sessions(folder: Path) -> int:
             try:
                 print(_line(store.info(name, None)))
             except StoreError as error:
-                print(f"{name}: {_text(error)}")
+                print(f"{_shown(name)}: {_text(error)}")
 
     return _with_store(folder, show)
 
@@ -98,9 +98,14 @@ def _new_file(path: Path) -> Iterator[BinaryIO]:
 
 def _line(info: SessionInfo) -> str:
     return (
-        f"{info.name}: {info.num_tokens} tokens, {info.num_states} checkpoints,"
+        f"{_shown(info.name)}: {info.num_tokens} tokens, {info.num_states} checkpoints,"
         f" {info.num_bytes} bytes"
     )
+
+
+def _shown(name: str) -> str:
+    """Whoever may use the server chooses names: a terminal must not turn or break the line."""
+    return "".join(c if c.isprintable() else f"\\u{ord(c):04x}" for c in name)
 
 
 def _text(error: StoreError) -> str:

@@ -49,6 +49,22 @@ def test_sessions_are_listed(folder: Path, capsys: pytest.CaptureFixture[str]) -
     assert two == "two: it is damaged"
 
 
+def test_names_are_shown_without_what_would_change_the_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Marks that turn the direction of text, or break lines, are spelled out."""
+    with (
+        closing(SessionStore.open(tmp_path)) as store,
+        store.saving("a\u202eb\u2028c", HEAD, IDENTITY, b"") as writer,
+    ):
+        writer.add_block((b"first",))
+        writer.add_block((b"second",))
+        writer.add_state((b"state",))
+        writer.commit()
+    assert run(tmp_path, "list") == exits.OK
+    assert capsys.readouterr().out.startswith("a\\u202eb\\u2028c: 7 tokens")
+
+
 def test_a_session_goes_into_a_file_and_comes_back(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
