@@ -239,6 +239,11 @@ class ModelSpec:
         return evolve(self, layers=tuple(_for_context(each, context) for each in self.layers))
 
     @property
+    def has_states(self) -> bool:
+        """Whether some layers keep a state that goes on, not keys and values of each token."""
+        return any(layer.state_class is StateClass.POINT for layer in self.layers)
+
+    @property
     def resumes_anywhere(self) -> bool:
         """Whether all layers keep the keys and values of all tokens."""
         return all(layer.state_class is StateClass.TOKEN for layer in self.layers)

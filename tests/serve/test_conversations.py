@@ -22,7 +22,6 @@ from harness.hybrids import (
     torch_settings,
 )
 from harness.serving import Serving, serving
-from kvtrio.core.types import StateClass
 from kvtrio.store.sessions import SessionStore
 
 MODELS = ["qwen3", "gemma3", "qwen35", "lfm2", "mamba2", "granitehybrid"]
@@ -265,8 +264,7 @@ async def test_a_saved_conversation_goes_on_in_another_server(
     async with started(name, shared, sessions=tmp_path) as stack:
         bare = await stack.slot("restore", "bare")
         stack.seen.append(chat)
-        layers = stack.server.services.model.spec.layers
-        has_states = any(layer.state_class is StateClass.POINT for layer in layers)
+        has_states = stack.server.services.model.spec.has_states
         assert bare["n_restored"] == (0 if has_states else saved["n_saved"])
         few = len(chat) if has_states else FEW
         await stack.raw("next turn, no checkpoints", chat + more, few)
