@@ -14,8 +14,8 @@ from kvtrio.backends.cpu_model import require_kernels
 from kvtrio.backends.groups import core_groups, layer_groups
 from kvtrio.cli import exits
 from kvtrio.cli.prepare import choose_context
-from kvtrio.config import ConfigError
-from kvtrio.core.config import Group
+from kvtrio.config import ConfigError, SchedulingSettings
+from kvtrio.core.config import Group, widest_window, window_blocks
 from kvtrio.core.stored import StoreError
 from kvtrio.core.types import StateClass
 from kvtrio.model.adapter_config import read_peft_config
@@ -179,15 +179,19 @@ def _state(spec: ModelSpec) -> Rows:
     rows: Rows = {"state, bytes for": dict(sizes)}
     if windows:
         rows["windows, tokens"] = windows
-    resumes = "at checkpoints" if spec.has_states else "at any token"
+    kept = "at any token" if spec.resumes_anywhere else "at any token whose window is kept"
+    resumes = "at checkpoints" if spec.has_states else kept
     return rows | {"conversations resume": resumes}
 
 
 def _memory(file: ModelFile, spec: ModelSpec, num_places: int, context: int) -> Rows:
     """What ``kvtrio serve`` sets aside, without ``--cache-ram``."""
-    groups = _groups(spec)
-    num_tokens = num_places * (-(-context // BLOCK) + 1) * BLOCK
-    pools = sum(group.bytes_per_token for group in groups) * num_tokens
+    groups = core_groups(layer_groups(spec), CACHE_VALUE_BYTES, context)
+    num_blocks = num_places * (-(-context // BLOCK) + 1)
+    step, window = SchedulingSettings().batch_size, widest_window(groups)
+    num_parts = window_blocks(window, BLOCK, num_places, step, num_blocks)
+    counts = {StateClass.TOKEN: num_blocks, StateClass.WINDOW: num_parts, StateClass.POINT: 0}
+    pools = sum(group.bytes_per_token * BLOCK * counts[group.state_class] for group in groups)
     slots = sum(group.bytes_per_state for group in groups) * SLOTS_PER_PLACE * num_places
     weights = sum(tensor.num_bytes for tensor in file.tensors.values())
     return {
