@@ -383,6 +383,22 @@ async def test_faults_of_ours(
 
 
 @pytest.mark.parametrize("stream", [False, True])
+async def test_numbers_that_are_not_finite(
+    autojump_clock: Any, recorder: Recorder, stream: bool
+) -> None:
+    """A model without a token for a prompt says so in its own words."""
+    sim = SimSettings(token_function=lambda moment: None)
+    async with recorder.serving(sim=sim) as server:
+        for path in GENERATING:
+            reply = await server.post(path, full_body(stream=stream), headers=HEADERS)
+            if stream:
+                recorder.see(reply.events[-1]["error"])
+            else:
+                recorder.look(reply)
+    assert recorder.codes == {"not_finite"}
+
+
+@pytest.mark.parametrize("stream", [False, True])
 async def test_the_engine_ends_and_clients_leave(
     autojump_clock: Any, recorder: Recorder, stream: bool
 ) -> None:
@@ -435,6 +451,7 @@ def test_every_error_is_driven() -> None:
         "no_slot",
         "draining",
         "internal",
+        "not_finite",
         "stopped",
         "not_found",
         "method_not_allowed",
