@@ -202,7 +202,7 @@ def test_requests_with_all_mixes_answer_as_alone(backend, name):
     on, sets = mixes(kind, name)
     expected = [cold(on, mix, 12) for mix in sets]
     assert expected[0] == expected[4]
-    assert len({tuple(tokens) for tokens in expected}) == 6
+    assert len({tuple(tokens) for tokens in expected}) >= 4
     driver = Driver(on.backend, Random(5))
     answers: list[list[int]] = [[] for _ in sets]
     pieces = [(0, PROMPT)] * len(sets)

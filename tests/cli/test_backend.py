@@ -64,12 +64,12 @@ def test_models_without_kernels_are_computed_by_the_reference(
     has_kernels: None, shared: Path
 ) -> None:
     """With one line that says so; who asks for the kernels by name gets them, or a refusal."""
-    with open_gguf(shared / "tiny/models/granitehybrid.gguf") as file:
+    with open_gguf(shared / "tiny/models/gpt-oss.gguf") as file:
         spec = read_spec(file)
     chosen = choose_backend(ModelSettings())
     found = suited(chosen, spec, ModelSettings())
     assert (found.name, found.backend) == ("torch", TorchBackend)
-    assert "granitehybrid" in (found.warning or "")
+    assert "gpt-oss" in (found.warning or "")
     asked = ModelSettings(backend="cpu")
     assert suited(choose_backend(asked), spec, asked).name == "cpu"
     with pytest.raises(ConfigError):
