@@ -56,7 +56,8 @@ def streaming(server: ServerProcess) -> Iterator[None]:
 def test_long_prompts_do_not_hold_the_loop(gemma3: Path) -> None:
     """Prompts of 30,000 tokens arrive, in a vocabulary that is encoded in Python, while an answer
     streams: it flows on, and the watch has next to nothing to report. On a machine that is busy
-    with other things a task may look long without being so: a few lines, or a tenth of the time, are no failure."""
+    with other things a task may look long without being so: a few lines, or a tenth of the time,
+    are no failure."""
     flags = ("--backend", "sim", "-c", "32768", "-np", "2", "--log-level", "debug")
     with running_server(str(gemma3), *flags) as server:
         begun_s = time.monotonic()
