@@ -216,10 +216,14 @@ def test_chat_command_talks_to_the_server(server: ServerProcess) -> None:
     assert answer.stderr == ""
 
 
+LONG = {"max_tokens": 16, "temperature": 0.0, "ignore_eos": True}
+"""An answer that is there to be looked for."""
+
+
 def test_the_log_of_a_real_server_has_no_words(server: ServerProcess) -> None:
     """At level debug, with a real tokenizer: neither prompt nor answer is in the log."""
     before = len(server.events("request.done"))
-    with closing(post(server, prompt="The zebra's name is Canary7", max_tokens=16)) as response:
+    with closing(post(server, prompt="The zebra's name is Canary7", **LONG)) as response:
         answer = json.loads(response.read())["choices"][0]["text"]
     server.wait_for_events("request.done", before + 1)
     log = b"".join(server.lines).decode()
