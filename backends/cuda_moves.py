@@ -45,6 +45,7 @@ class Mover:
 
     def __attrs_post_init__(self) -> None:
         on_gpu = self._device.type == "cuda"
+        # torch has no annotations for making a stream.
         stream = torch.cuda.Stream(self._device) if on_gpu else None  # type: ignore[no-untyped-call]
         self._stream = stream
 

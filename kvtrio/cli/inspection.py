@@ -13,6 +13,7 @@ from kvtrio.backends.base import BackendError
 from kvtrio.backends.cpu_model import require_kernels
 from kvtrio.backends.groups import core_groups, layer_groups
 from kvtrio.cli import exits
+from kvtrio.cli.backend import MIB, SLOTS_PER_PLACE
 from kvtrio.cli.prepare import choose_context
 from kvtrio.config import ConfigError, SchedulingSettings
 from kvtrio.core.config import Group, widest_window, window_blocks
@@ -32,11 +33,9 @@ from kvtrio.model.template import check_usable, load_template
 from kvtrio.model.tokenizer import load_tokenizer
 from kvtrio.store.manifest import read_manifest
 
-MIB = 1 << 20
 BLOCK = 16
 CACHE_VALUE_BYTES = 2
 """f16, the default of ``--cache-type-k`` and ``-v``."""
-SLOTS_PER_PLACE = 2
 SESSION_START = b"kvtrio session "
 Rows = dict[str, object]
 """By name, in the order in which they are shown."""

@@ -66,7 +66,7 @@ class Story:
             at_s=self.now_s,
             output_tokens=output,
             prompt=prompt,
-            **chosen,  # type: ignore[arg-type]
+            **chosen,  # type: ignore[arg-type] # fields by name
         )
         self.requests.append(request)
         self.lines.append(request)
@@ -96,7 +96,7 @@ class Story:
         self.lines.append(Action(at_s=self.now_s, what=what, session=session, scales=uses))
 
     def expect(self, request: int, **wanted: object) -> None:
-        self.lines.append(Expect(request=request, **wanted))  # type: ignore[arg-type]
+        self.lines.append(Expect(request=request, **wanted))  # type: ignore[arg-type] # as above
 
     def expect_all_of(self, request: int, other: int) -> None:
         """All of another request's text was reused: of its last token there never was any state."""

@@ -111,7 +111,7 @@ class Recording:
             except OSError as failed:
                 error = type(failed)
                 self._end(RecordingEnd.FILE)
-            except Exception as fault:
+            except Exception as fault:  # a bug of ours ends the recording, never the server
                 error = type(fault)
                 self._end(RecordingEnd.FAULT)
             self._writer.cut()

@@ -15,6 +15,7 @@ from harness.torch_adapters import Loaded, Mix, loaded, merged_backend, random_a
 from harness.torch_models import (
     ODD,
     PLAIN,
+    SPECS,
     WINDOWED,
     Driver,
     greedy,
@@ -138,7 +139,9 @@ def mixes(kind: Kind, name: str) -> tuple[Loaded, list[Mix]]:
     """Base, a, b, a + b, and others, on one backend."""
     model = kind.models[name]
     a, b, c = (random_adapter(model, seed, rank) for seed, rank in ((1, 4), (2, 16), (3, 1)))
-    on = loaded(kind.make(model), a, b, c)
+    # A state carries a rounding of K and V on: those models are compared in float32.
+    usual = kind.usual if name in SPECS else {}
+    on = loaded(kind.make(model, **usual), a, b, c)
     return on, [
         (), [(a, 0.5)], [(b, 1.0)], [(a, 0.5), (b, 1.0)], (), [(a, 1.5)], [(c, -1.0), (a, 0.5)],
     ]  # fmt: skip
@@ -202,7 +205,8 @@ def test_requests_with_all_mixes_answer_as_alone(backend, name):
     on, sets = mixes(kind, name)
     expected = [cold(on, mix, 12) for mix in sets]
     assert expected[0] == expected[4]
-    assert len({tuple(tokens) for tokens in expected}) >= 4
+    # The random model with clamped experts answers alike under some of the sets.
+    assert len({tuple(tokens) for tokens in expected}) == (4 if name == "biased" else 6)
     driver = Driver(on.backend, Random(5))
     answers: list[list[int]] = [[] for _ in sets]
     pieces = [(0, PROMPT)] * len(sets)

@@ -2,7 +2,6 @@
 
 import json
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from http.client import HTTPConnection, HTTPResponse
@@ -56,18 +55,14 @@ def streaming(server: ServerProcess) -> Iterator[None]:
 def test_long_prompts_do_not_hold_the_loop(gemma3: Path) -> None:
     """Prompts of 30,000 tokens arrive, in a vocabulary that is encoded in Python, while an answer
     streams: it flows on, and the watch has next to nothing to report. On a machine that is busy
-    with other things a task may look long without being so: a few lines, or a tenth of the time,
-    are no failure."""
+    with other things a task may look long without being so: a few lines are no failure."""
     flags = ("--backend", "sim", "-c", "32768", "-np", "2", "--log-level", "debug")
     with running_server(str(gemma3), *flags) as server:
-        begun_s = time.monotonic()
         with streaming(server):
             for seed in range(4):
                 with posted(server, prompt=words(seed, 2500), n_predict=1) as response:
                     assert 20_000 < json.load(response)["tokens_evaluated"] < 32_000
-        took_s = time.monotonic() - begun_s
         steps = [line for line in server.events("sched.step") if line["num_chunks"] == 2]
         held_s = [line["held_s"] for line in server.events("loop.stall")]
     assert sum(line["num_prefill_tokens"] for line in steps) > 20_000, "beside the stream"
-    # The first line is about the start, before anybody can connect.
-    assert len(held_s) <= 6 or sum(held_s[1:]) < took_s / 10, held_s
+    assert len(held_s) <= 6, held_s

@@ -33,6 +33,8 @@ class Kind:
     """Those that it computes."""
     alike: Mapping[str, float]
     """How close a row is to itself in other chunks and other company, without recurrent layers."""
+    usual: Mapping[str, object]
+    """Settings as users have them, where float32 is not the default."""
     memory: str
     """The function that it asks how much there is, by name; ``free`` makes another of it."""
     free: Callable[[int], Callable[..., int]]
@@ -57,6 +59,7 @@ TORCH = Kind(
     load=_load_torch,
     models=EVERY,
     alike=CLOSE,
+    usual={},
     memory="kvtrio.backends.torch_backend.available_memory",
     free=lambda size: lambda device: size,
 )
@@ -66,6 +69,7 @@ CPU = Kind(
     load=_load_cpu,
     models=MODELS,
     alike=SAME,
+    usual={"key_type": "f16", "value_type": "f16"},
     memory="kvtrio.backends.cpu_backend.ram_available",
     free=lambda size: lambda: size,
 )
