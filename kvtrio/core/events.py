@@ -260,6 +260,8 @@ class Finished:
     """Tokens computed again after a preemption; in none of the other counts."""
     num_preemptions: int = 0
     longest_gap: Gap | None = None
+    num_ready_tokens: int = 0
+    """Of prompt and answer, those whose state was there: computed here or found."""
 
 
 @frozen

@@ -260,4 +260,5 @@ def _account(
         num_recomputed_tokens=request.num_recomputed_tokens,
         num_preemptions=request.num_preemptions,
         longest_gap=request.longest_gap,
+        num_ready_tokens=max(request.num_computed_tokens, request.num_reached_tokens),
     )

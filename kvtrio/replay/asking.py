@@ -9,8 +9,6 @@ from kvtrio.replay.results import Api, ServerKind
 from kvtrio.replay.scenario import Request
 from kvtrio.replay.target import Target
 
-UNKNOWN_OUTPUT = 16
-"""Tokens to ask for where the client left before the first."""
 PATHS = {
     Api.TOKENS: "/completion",
     Api.WORDS: "/v1/completions",
@@ -31,8 +29,8 @@ class Ask:
     seed: int
     purposes: tuple[str, ...]
     """Of the scenario."""
-    num_more: int = 0
-    """Tokens to ask for beyond those of the scenario, by a client that leaves."""
+    num_tokens: int
+    """To ask for, if anything is to be written."""
 
     def body(self, target: Target) -> Body:
         body: Body = {"stream": True, "temperature": 1.0, "seed": self.seed}
@@ -51,9 +49,7 @@ class Ask:
 
     @property
     def num_wanted(self) -> int:
-        if self.request.is_silent:
-            return 0
-        return (self.request.output_tokens or UNKNOWN_OUTPUT) + self.num_more
+        return 0 if self.request.is_silent else self.num_tokens
 
     def _text(self, target: Target) -> Body:
         uses = self.request.adapters

@@ -7,7 +7,6 @@
 """
 
 from collections.abc import Callable
-from math import inf
 
 import numpy as np
 import trio
@@ -16,6 +15,7 @@ from attrs import define, field
 from kvtrio.replay.actions import Operator
 from kvtrio.replay.arrivals import Arrivals
 from kvtrio.replay.asking import PATHS, Ask
+from kvtrio.replay.leaving import Stay, stay
 from kvtrio.replay.listening import Answer, Enough, with_gaps
 from kvtrio.replay.pacing import PlaySettings, Schedule
 from kvtrio.replay.realise import Realiser
@@ -26,8 +26,6 @@ from kvtrio.replay.target import OK, Http, ReplayError, Target
 from kvtrio.replay.words import WordTable
 
 REFUSED = (429, 503)
-MORE = 64
-"""Tokens that a client asks for beyond those after which it leaves."""
 
 
 @define(eq=False)
@@ -103,19 +101,16 @@ class Player:
         self._ended[number].set()
 
     async def _ask(self, request: Request, number: int, planned_s: float) -> None:
-        atoms = self._realiser.prompt(number)
-        is_exact = self.target.api is Api.TOKENS
-        prompt = atoms.tolist() if is_exact else self._words.join(atoms.tolist())
+        how = stay(request, self.settings.pacing, self.target.kind)
+        atoms = self._realiser.prompt(number)[: how.num_prompt].tolist()
+        prompt = atoms if self.target.api is Api.TOKENS else self._words.join(atoms)
         seed = self._realiser.sampling_seed(number)
-        is_cut = request.left_s is not None and request.output_tokens > 0
-        leaves = is_cut and self.settings.pacing is not Pacing.SERIAL
-        num_more = MORE if leaves else int(is_cut)
-        ask = Ask(request, prompt, seed, self.whole.header.purposes, num_more)
-        answer = Answer(self.target.api, request.output_tokens if leaves else None)
+        ask = Ask(request, prompt, seed, self.whole.header.purposes, how.num_wanted)
+        answer = Answer(self.target.api, how.num_enough)
         sent_s = self._now
         outcome = Outcome.CUT
         try:
-            outcome = await self._exchange(ask, answer)
+            outcome = await self._exchange(ask, answer, how) if how.is_sent else Outcome.LEFT
         finally:
             told = [self._atom(each) for each in answer.atoms]
             self._realiser.answered(number, np.array(told, dtype=np.int64))
@@ -125,10 +120,9 @@ class Player:
     def _atom(self, told: int | str) -> int:
         return told if isinstance(told, int) else self._words.number(told)
 
-    async def _exchange(self, ask: Ask, answer: Answer) -> Outcome:
+    async def _exchange(self, ask: Ask, answer: Answer, how: Stay) -> Outcome:
         request, path = ask.request, PATHS[self.target.api]
-        is_soon = request.left_s is not None and not request.output_tokens
-        with trio.move_on_after(request.left_s if is_soon and request.left_s else inf) as scope:
+        with trio.move_on_after(how.after_s) as scope:
             try:
                 await self.http.stream(path, ask.body(self.target), answer.take)
             except Enough:

@@ -108,9 +108,6 @@ class Recorder:
 
     def _line(self, draft: _Draft, finished: Finished, now_s: float) -> Request:
         submit, has_left = draft.submit, finished.reason in GONE
-        ready = min(
-            finished.num_cached_tokens + finished.num_computed_tokens, len(submit.token_ids)
-        )
         return Request(
             id=draft.id,
             at_s=round(draft.at_s, 6),
@@ -128,7 +125,7 @@ class Recorder:
             output_tokens=len(draft.output),
             is_silent=submit.is_silent,
             left_s=round(max(now_s - draft.at_s, 0.0), 6) if has_left else None,
-            ready_tokens=ready if has_left and not draft.output else None,
+            ready_tokens=finished.num_ready_tokens if has_left else None,
             think_s=None if draft.turn.think_s is None else round(draft.turn.think_s, 6),
             same_as=self._answers.same_as(draft.id, submit.token_ids, draft.output),
             checkpoints=submit.checkpoints,

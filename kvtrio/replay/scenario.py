@@ -177,7 +177,8 @@ class Request(
     left_s: Seconds | None = None
     """After so long its client left; None: it stayed."""
     ready_tokens: Tokens | None = None
-    """Of a request whose client left before the first token: how much of the prompt was there."""
+    """Of a request whose client left: so much of prompt and answer was computed or found by then.
+    None: not known."""
     think_s: Seconds | None = None
     """Between the end of the session's request before and this one."""
     same_as: Number | None = None
@@ -192,6 +193,19 @@ class Request(
     @property
     def prompt_tokens(self) -> int:
         return sum(piece.length for piece in self.prompt)
+
+    @property
+    def sampled_tokens(self) -> int:
+        """To sample for as much state as it left. The last token that is sampled is never computed;
+        a client mostly leaves while its last one is, and what comes of that nobody gets."""
+        beyond = (self.ready_tokens or 0) - self.prompt_tokens + 1
+        return max(self.output_tokens, beyond)
+
+    @property
+    def stop(self) -> int | None:
+        """The position in its prompt up to which it was read, if its client left then."""
+        ready = self.ready_tokens or 0
+        return ready if self.left_s is not None and 0 < ready < self.prompt_tokens else None
 
 
 class What(Enum):

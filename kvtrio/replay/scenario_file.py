@@ -185,6 +185,8 @@ class Rules:
             return "it is the same as a request that did not come yet"
         if length + line.output_tokens > self._context:
             return "longer than the header's context"
+        if (line.ready_tokens or 0) > length + line.output_tokens:
+            return "more was ready than there is"
         if not all(self._is_there(piece) for piece in line.prompt if isinstance(piece, Ref)):
             return "a reference to tokens that no earlier request has"
         self._prompts.append(length)

@@ -7,11 +7,13 @@ from its start.
 """
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from math import inf
 
 from attrs import define, field
 
-from kvtrio.core.events import Submit
+from kvtrio.core.batch import Batch, StepResult
+from kvtrio.core.events import Abort, Output, Submit
 from kvtrio.core.identity import KeyMaker, TokenTrail
 from kvtrio.core.machine import Core
 
@@ -26,6 +28,15 @@ class PlainTrail(TokenTrail):
     """Keys by Python's own hash, which differs from run to run: nothing depends on their order.
     Tags say what tokens are computed under, as long as the core lives."""
 
+    stop: int | None = None
+    """A chunk ends here, as where adapters change."""
+
+    def next_border(self, position: int) -> int | None:
+        border = super().next_border(position)
+        if self.stop is None or self.stop <= position:
+            return border
+        return self.stop if border is None else min(border, self.stop)
+
     def _key_after(self, index: int, num_tokens: int) -> bytes:
         start = index * self.block_size
         parent = self.chain[index - 1] if index else b""
@@ -39,13 +50,23 @@ class SimulatedCore(Core):
 
     conversations: Sequence[int | None] = ()
     """By request, its conversation in the scenario."""
+    stops: Mapping[int, int] = field(factory=dict)
+    """By request, the position up to which its prompt is read, where its client left before."""
     _trails: OrderedDict[int, tuple[TokenTrail, int]] = field(init=False, factory=OrderedDict)
     """Last turns, and how long their prompts were."""
     _num_remembered: int = field(init=False, default=0)
 
+    def update(self, batch: Batch, result: StepResult, now: float) -> list[Output]:
+        """A client that leaves does so while its last chunk is computed."""
+        for chunk in batch.chunks if self.stops else ():
+            if chunk.end >= self.stops.get(chunk.request_id, inf):
+                self.handle(Abort(chunk.request_id), now)
+        return super().update(batch, result, now)
+
     def _trail(self, submit: Submit) -> TokenTrail:
         told = super()._trail(submit)
-        trail = PlainTrail(told.keys, told.block_size, told.contexts)
+        stop = self.stops.get(submit.request_id)
+        trail = PlainTrail(told.keys, told.block_size, told.contexts, stop)
         trail.tags = told.tags
         conversation = self.conversations[submit.request_id]
         if conversation is not None:

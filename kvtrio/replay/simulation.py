@@ -18,7 +18,6 @@ from kvtrio.core.events import (
     Cached,
     Finished,
     Output,
-    Progress,
     Rejected,
     Submit,
     Tick,
@@ -39,6 +38,7 @@ from kvtrio.engine.records import (
 )
 from kvtrio.engine.telling import COST_EVERY, NO_MOVES, USAGE_EVERY
 from kvtrio.replay.arrivals import Arrivals
+from kvtrio.replay.leaving import as_left
 from kvtrio.replay.machines import KnownCost, StepSeconds
 from kvtrio.replay.scenario import Action, Request, What
 from kvtrio.replay.scenario_file import Scenario
@@ -67,6 +67,7 @@ class SimulatedServer:
             PLAIN_KEYS,
             KnownCost(self.machine),
             conversations=[request.session for request in scenario.requests],
+            stops={each.id: each.stop for each in scenario.requests if each.stop is not None},
         )
 
 
@@ -97,7 +98,9 @@ class Simulation:
     _arrivals: Arrivals = field(init=False)
     _live: dict[RequestId, _Live] = field(init=False, factory=dict)
     _leaving: list[tuple[float, RequestId]] = field(init=False, factory=list)
-    """(time, request) of clients that leave before the first token."""
+    """(time, request) of clients that leave before the first token, who knows where."""
+    _unready: set[RequestId] = field(init=False, factory=set)
+    """Of these, the ones that leave before anything is computed."""
 
     def __attrs_post_init__(self) -> None:
         self._core = self.server.core(self.scenario)
@@ -138,8 +141,10 @@ class Simulation:
     def _admit(self, request: Request, at_s: float) -> None:
         submit = self._traffic.submit(request)
         self._live[submit.request_id] = _Live(request, submit)
-        if request.left_s is not None and not request.output_tokens:
+        if request.left_s is not None and not (request.output_tokens or request.ready_tokens):
             heappush(self._leaving, (at_s + request.left_s, submit.request_id))
+            if request.ready_tokens == 0:
+                self._unready.add(submit.request_id)
         self._tell(self._core.handle(submit, at_s), at_s)
         self.server.check(self._core)
 
@@ -166,6 +171,9 @@ class Simulation:
             return
         if core.waiting:
             self._tell(core.handle(Tick(), self.now), self.now)
+        if self._unready and len(core.running) < core.config.num_places:
+            for request_id in sorted(self._unready):
+                self._abort(request_id, self.now)
         batch = core.schedule(self.now)
         self.server.check(core)
         if batch is not None:
@@ -251,7 +259,6 @@ class Simulation:
 
     def _tell(self, outputs: Sequence[Output], now: float) -> None:
         finished: list[Finished] = []
-        gone: list[RequestId] = []
         for output in outputs:
             match output:
                 case TokenOut(request_id):
@@ -263,29 +270,20 @@ class Simulation:
                 case Rejected():
                     self.observer.rejected(output)
                     self._forget(output.request_id, now)
-                case Progress(request_id):
-                    gone.extend([request_id] if self._has_seen_enough(output) else [])
         self._end(finished)
-        for request_id in gone:
-            if request_id in self._live:
-                self._abort(request_id, now)
-
-    def _has_seen_enough(self, progress: Progress) -> bool:
-        """Whether its client left with so much of the prompt read."""
-        ready = self._live[progress.request_id].request.ready_tokens
-        done = progress.num_cached_tokens + progress.num_computed_tokens
-        return ready is not None and done >= ready
 
     def _end(self, finished: Sequence[Finished]) -> None:
         records: list[RequestRecord] = []
         for each in finished:
             live = self._live[each.request_id]
-            records.append(account(each, live.submit, live.gaps, each.longest_gap))
+            told = as_left(each, live.request)
+            records.append(account(told, live.submit, live.gaps, told.longest_gap))
             self._forget(each.request_id, self.now)
         for record in records:
             self.observer.request(record)
 
     def _forget(self, request_id: RequestId, now: float) -> None:
         del self._live[request_id]
+        self._unready.discard(request_id)
         self._traffic.end(request_id)
         self._arrivals.end(request_id, now)

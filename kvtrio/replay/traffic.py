@@ -18,7 +18,8 @@ from kvtrio.replay.scenario_file import Scenario, ScenarioError
 GREEDY = SamplingParams(temperature=0.0)
 MAX_TOKENS = (1 << TAG_SHIFT) - 2
 UNHEARD = MAX_TOKENS + 1
-"""What is sampled where a scenario has no token: behind a prompt that is only read."""
+"""What is sampled where a scenario has no token: behind a prompt that is only read, or when a
+client leaves."""
 
 
 class _Mute:
@@ -53,7 +54,8 @@ class Traffic:
 
     def submit(self, request: Request) -> Submit:
         request_id = RequestId(request.id)
-        output = list(chain(*self._vocabulary.outputs[request.id])) or [UNHEARD]
+        output = list(chain(*self._vocabulary.outputs[request.id]))
+        output += [UNHEARD] * (max(request.sampled_tokens, 1) - len(output))
         self._answers[request_id] = output
         return Submit(
             request_id=request_id,

@@ -72,7 +72,8 @@ class _Maker:
         session = rng.choice([None, *range(self.traffic.num_sessions)])
         prompt, turn = self.prompt(session)
         leaves = rng.random() < 0.1
-        output = 0 if leaves else rng.randrange(1, self.traffic.max_output)
+        output = rng.randrange(1, self.traffic.max_output)
+        output = output if not leaves else rng.choice([0, 0, output])
         uses = [Use(alias=f"a{i}", scale=rng.choice([0.5, 1.0])) for i in self.some_adapters()]
         return Request(
             id=number,
@@ -89,10 +90,17 @@ class _Maker:
             reuse=rng.random() < 0.95,
             output_tokens=output,
             left_s=rng.uniform(0, 0.3) if leaves else None,
-            ready_tokens=rng.choice([None, 10, 40]) if leaves else None,
+            ready_tokens=self.ready(prompt, output) if leaves else None,
             think_s=rng.uniform(0, 1),
             prompt=prompt,
         )
+
+    def ready(self, prompt: tuple[Piece, ...], output: int) -> int | None:
+        """How far the server was when a client left."""
+        num_prompt = sum(piece.length for piece in prompt)
+        if output:
+            return self.rng.choice([None, num_prompt + output - 1, num_prompt + output])
+        return self.rng.choice([None, 0, min(10, num_prompt), min(40, num_prompt), num_prompt])
 
     def some_adapters(self) -> list[int]:
         count = self.rng.choice([0, 0, 1, 2])

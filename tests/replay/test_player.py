@@ -208,7 +208,7 @@ def test_bodies() -> None:
         output_tokens=7,
         prompt=(Fresh(3),),
     )
-    ask = Ask(request, [1, 2, 3], 9, ("chat",))
+    ask = Ask(request, [1, 2, 3], 9, ("chat",), 7)
     ids = {"adapter_ids": {"a0": 1}, "all_ids": (0, 1)}
     ours = ask.body(_target(ServerKind.KVTRIO, Api.TOKENS, purposes=("chat",), **ids))
     assert ours["prompt"] == [1, 2, 3]
@@ -224,7 +224,7 @@ def test_bodies() -> None:
     theirs = ask.body(_target(ServerKind.LLAMA, Api.TOKENS, **ids))
     assert "kvtrio" not in theirs
     assert theirs["lora"] == ours["lora"]
-    text = Ask(request, "some words", 9, ("chat",))
+    text = Ask(request, "some words", 9, ("chat",), 7)
     other = text.body(
         _target(ServerKind.OPENAI, Api.WORDS, adapter_names={"a0": "m"}, more={"top_k": 1})
     )

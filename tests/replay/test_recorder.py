@@ -62,6 +62,7 @@ class Source:
             prefill_s=0.0,
             decode_s=0.0,
             cache=CacheReport(),
+            num_ready_tokens=5 + len(output),
         )
         self.recorder.said(ended, self.now)
 
