@@ -43,6 +43,15 @@ class ModelSettings:
             "Default: the template in the model file.",
         ),
     ] = None
+    quantize: Annotated[
+        Literal["q8_0", "q4_0"] | None,
+        Parameter(
+            name="--quantize",
+            help="Compute with the matrices of a model in F32, F16 or BF16, a Hugging Face folder "
+            "say, in fewer bits. Made at the first start and kept in the cache folder. Default: as "
+            "stored.",
+        ),
+    ] = None
     backend: Annotated[
         str | None,
         Parameter(

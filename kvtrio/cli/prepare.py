@@ -16,12 +16,12 @@ from kvtrio.cli.adapters import ReadyAdapter, read_adapters, wanted_adapters
 from kvtrio.cli.backend import Chosen, backend_settings, choose_backend, suited
 from kvtrio.cli.interpreter import Pacer
 from kvtrio.cli.saved_sessions import open_sessions
+from kvtrio.cli.weights import weights_of
 from kvtrio.config import DEFAULT_CONTEXT, ConfigError, ModelSettings, ServeConfig
 from kvtrio.core.config import CoreConfig
 from kvtrio.core.policy import Policy
 from kvtrio.model.architectures import read_spec
 from kvtrio.model.builtin_templates import BUILTIN_TEMPLATES
-from kvtrio.model.digest import content_digest
 from kvtrio.model.fetch import CATALOGUE, default_cache_dir, fetch
 from kvtrio.model.folder import CONFIG
 from kvtrio.model.model_file import ModelFile
@@ -53,7 +53,7 @@ class Prepared:
     sockets: list[socket.socket]
     file: ModelFile
     weights: bytes
-    """Digest of the model file."""
+    """Digest of the model's files, and of how they are quantised on the way in, if they are."""
     spec: ModelSpec
     served: ServedModel
     adapters: tuple[ReadyAdapter, ...]
@@ -83,11 +83,13 @@ def prepare(config: ServeConfig, stack: ExitStack) -> Prepared:
     sockets = open_sockets(config.http.host, config.http.port)
     for sock in sockets:
         stack.callback(sock.close)
-    file = stack.enter_context(open_model(find_model(config.name, config.model.model)))
-    spec = read_spec(file)
+    source = stack.enter_context(open_model(find_model(config.name, config.model.model)))
+    spec = read_spec(source)
     context = choose_context(spec.context_length, config.model.ctx_size)
     spec = spec.for_context(context)
-    adapters = read_adapters(wanted_adapters(config.adapters, _alias(file, config.model)), spec)
+    adapters = read_adapters(wanted_adapters(config.adapters, _alias(source, config.model)), spec)
+    file, weights = weights_of(source, config.model.quantize)
+    stack.callback(file.close)
     return Prepared(
         config=config,
         keys=keys,
@@ -96,7 +98,7 @@ def prepare(config: ServeConfig, stack: ExitStack) -> Prepared:
         backend_settings=backend_settings(config, context),
         sockets=sockets,
         file=file,
-        weights=content_digest(file.part_paths),
+        weights=weights,
         spec=spec,
         served=_served(file, spec, config.model),
         adapters=adapters,

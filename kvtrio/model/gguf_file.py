@@ -83,16 +83,7 @@ class GGUFFile:
 
         Raises KeyError for a name not in ``tensors``, ModelFileError for a type without a formula.
         """
-        tensor = self.tensors[name]
-        if tensor.ggml_type not in DEQUANTISABLE:
-            kind = tensor.ggml_type.name
-            raise ModelFileError(f"tensor {safe_name(name)} has type {kind}, which is unsupported")
-        rows = self.raw(name).reshape(*tensor.shape[:-1], -1)
-        # Damaged scales may be infinite; that is for whoever looks at the values, not a warning.
-        with np.errstate(all="ignore"):
-            values = gguf.quants.dequantize(rows, tensor.ggml_type)
-        values = values.reshape(tensor.shape)
-        return values if values.flags.writeable else values.copy()
+        return expanded(self.raw(name), self.tensors[name])
 
     def close(self) -> None:
         """Unmap the files, except parts that a ``raw`` view still uses: those go with the view."""
@@ -108,6 +99,22 @@ class GGUFFile:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def expanded(raw: np.ndarray, tensor: TensorInfo) -> np.ndarray:
+    """The values that ``raw`` stands for: float32 of the tensor's shape, in memory of their own.
+
+    Raises ModelFileError for a type without a formula.
+    """
+    if tensor.ggml_type not in DEQUANTISABLE:
+        name, kind = safe_name(tensor.name), tensor.ggml_type.name
+        raise ModelFileError(f"tensor {name} has type {kind}, which is unsupported")
+    rows = raw.reshape(*tensor.shape[:-1], -1)
+    # Damaged scales may be infinite; that is for whoever looks at the values, not a warning.
+    with np.errstate(all="ignore"):
+        values = gguf.quants.dequantize(rows, tensor.ggml_type)
+    values = values.reshape(tensor.shape)
+    return values if values.flags.writeable else values.copy()
 
 
 def open_gguf(path: Path) -> GGUFFile:
