@@ -40,8 +40,9 @@ from kvtrio.backends.groups import (
 )
 from kvtrio.backends.memory import (
     Needs,
+    Room,
+    Sizing,
     ram_available,
-    require_memory,
     require_room,
     shrunk_host_bytes,
 )
@@ -89,16 +90,21 @@ class CpuBackend:
         before it allocates anything large, for too little memory; ModelFileError for damaged
         weights.
         """
-        if settings.device != "cpu":
-            raise BackendError(f"backend cpu does not compute on device {settings.device!r}")
-        require_kernels(spec)
-        spec = spec.for_context(settings.max_context)
-        native = Native.open(settings.num_threads)
+        native = _opened(spec, settings)
         try:
-            return cls(_load(native, file, spec, settings))
+            return cls(_load(native, file, spec.for_context(settings.max_context), settings))
         except BaseException:
             native.close()
             raise
+
+    @classmethod
+    def sizing(cls, file: TensorFile, spec: ModelSpec, settings: BackendSettings) -> Sizing:
+        """What ``load`` would take. Raises as it does, but not for too little memory."""
+        native = _opened(spec, evolve(settings, num_threads=1))
+        try:
+            return _sized(native, file, spec.for_context(settings.max_context), settings)[1]
+        finally:
+            native.close()
 
     @property
     def info(self) -> BackendInfo:
@@ -174,18 +180,35 @@ class CpuBackend:
         parts.ahead.end()
 
 
-def _load(native: Native, file: TensorFile, spec: ModelSpec, settings: BackendSettings) -> _Parts:
+def _opened(spec: ModelSpec, settings: BackendSettings) -> Native:
+    if settings.device != "cpu":
+        raise BackendError(f"backend cpu does not compute on device {settings.device!r}")
+    require_kernels(spec)
+    return Native.open(settings.num_threads)
+
+
+def _sized(
+    native: Native, file: TensorFile, spec: ModelSpec, settings: BackendSettings
+) -> tuple[_Plan, Sizing]:
     groups = layer_groups(spec)
     sizes = group_sizes(native, spec, groups, settings)
     plan = _Plan(plan_matrices(native, file, spec), groups, sizes)
-    fitting = _with_room(native, plan, spec, settings)
+    room = _room(native, plan, spec, settings)
+    fitting = evolve(settings, host_bytes=room.needs.host)
     info = evolve(
         _info(native, plan, spec, fitting),
         host_is_short=fitting.host_bytes < settings.host_bytes,
     )
+    return plan, Sizing(info=info, rooms=(room,))
+
+
+def _load(native: Native, file: TensorFile, spec: ModelSpec, settings: BackendSettings) -> _Parts:
+    plan, sizing = _sized(native, file, spec, settings)
+    sizing.require()
+    info = sizing.info
     stored = Stored(
         load_weights(native, file, spec, plan.matrices),
-        make_stores(native, groups, sizes, settings, info),
+        make_stores(native, plan.groups, plan.sizes, settings, info),
     )
     limits = Limits(
         max_rows=settings.max_rows,
@@ -220,10 +243,8 @@ def _arenas(plan: _Plan, stored: Stored) -> list[Arena]:
     return found
 
 
-def _with_room(
-    native: Native, plan: _Plan, spec: ModelSpec, settings: BackendSettings
-) -> BackendSettings:
-    """The settings, with the RAM that may be taken. Raises BackendError where it is too little."""
+def _room(native: Native, plan: _Plan, spec: ModelSpec, settings: BackendSettings) -> Room:
+    """With the RAM that may be taken."""
     bare = _info(native, plan, spec, evolve(settings, host_bytes=0))
     weights = weight_bytes(plan.matrices, spec) + passing_bytes(plan.matrices)
     needs = Needs(
@@ -234,8 +255,7 @@ def _with_room(
     available = ram_available()
     if settings.host_may_shrink:
         needs = evolve(needs, host=shrunk_host_bytes(needs, available))
-    require_memory(needs, available)
-    return evolve(settings, host_bytes=needs.host)
+    return Room(needs=needs, available=available)
 
 
 def _host_offsets(info: BackendInfo) -> tuple[int, ...]:

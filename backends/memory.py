@@ -4,7 +4,7 @@ from pathlib import Path
 
 from attrs import frozen
 
-from kvtrio.backends.base import BackendError
+from kvtrio.backends.base import BackendError, BackendInfo
 
 MIB = 1 << 20
 
@@ -36,6 +36,29 @@ class Needs:
     """For the state of past requests, in RAM."""
 
 
+@frozen(kw_only=True)
+class Room:
+    """What is to be taken of one memory."""
+
+    needs: Needs
+    available: int | None
+    """Bytes; None where nobody says."""
+
+
+@frozen(kw_only=True)
+class Sizing:
+    """What loading a model would take. Nothing is allocated yet."""
+
+    info: BackendInfo
+    """As it would be afterwards."""
+    rooms: tuple[Room, ...]
+
+    def require(self) -> None:
+        """Raise BackendError, with the sum, where not all fits."""
+        for room in self.rooms:
+            require_memory(room.needs, room.available)
+
+
 def shrunk_host_bytes(needs: Needs, available: int | None) -> int:
     """At most half of what the rest leaves, so that the machine is not filled unasked."""
     if available is None:
@@ -49,8 +72,8 @@ def require_memory(needs: Needs, available: int | None) -> None:
     needed = needs.weights + needs.pools + needs.host
     if available is not None and needed > available:
         raise BackendError(
-            f"not enough memory: weights {_mib(needs.weights)} + KV pools {_mib(needs.pools)} + "
-            f"--cache-ram {_mib(needs.host)} = {_mib(needed)}, available {_mib(available)}; a "
+            f"not enough memory: weights {mib(needs.weights)} + KV pools {mib(needs.pools)} + "
+            f"--cache-ram {mib(needs.host)} = {mib(needed)}, available {mib(available)}; a "
             "smaller context, fewer places, a smaller type or --cache-ram needs less"
         )
 
@@ -59,9 +82,10 @@ def require_room(num_bytes: int, available: int | None) -> None:
     """Raise BackendError when an adapter of that size does not fit beside what is there."""
     if available is not None and num_bytes > available:
         raise BackendError(
-            f"not enough memory for an adapter of {_mib(num_bytes)}, available {_mib(available)}"
+            f"not enough memory for an adapter of {mib(num_bytes)}, available {mib(available)}"
         )
 
 
-def _mib(num_bytes: int) -> str:
+def mib(num_bytes: int) -> str:
+    """As people read it."""
     return f"{num_bytes / MIB:,.0f} MiB"

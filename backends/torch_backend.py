@@ -16,7 +16,7 @@ from kvtrio.backends.groups import (
     pool_bytes,
     with_slots,
 )
-from kvtrio.backends.memory import Needs, require_memory, require_room, shrunk_host_bytes
+from kvtrio.backends.memory import Needs, Room, Sizing, require_room, shrunk_host_bytes
 from kvtrio.backends.moves import run_moves
 from kvtrio.backends.torch_adapters import TorchAdapters
 from kvtrio.backends.torch_caches import layer_caches
@@ -83,10 +83,9 @@ class TorchBackend:
         if settings.num_threads is not None:
             torch.set_num_threads(settings.num_threads)
         torch.set_float32_matmul_precision("highest")
-        fitting = _with_room(file, spec, settings, device)
-        info = evolve(
-            _info(file, spec, fitting), host_is_short=fitting.host_bytes < settings.host_bytes
-        )
+        sizing = _sized(file, spec, settings, device)
+        sizing.require()
+        info = sizing.info
         with torch.inference_mode():
             weights = load_weights(file, spec, dtype, device)
             groups = layer_groups(spec)
@@ -101,6 +100,13 @@ class TorchBackend:
             own = pools[Tier.DEVICE]
             ops = TorchOps(weights, layer_caches(own), layer_states(own), dtype)
         return cls(spec, Parts(info, layout, pools, ops, TorchAdapters(spec, device)))
+
+    @classmethod
+    def sizing(cls, file: TensorFile, spec: ModelSpec, settings: BackendSettings) -> Sizing | None:
+        """What ``load`` would take; None where it does not say. Raises as ``load`` does, but not
+        for too little memory."""
+        spec = spec.for_context(settings.max_context)
+        return _sized(file, spec, settings, device_of(settings.device))
 
     @property
     def info(self) -> BackendInfo:
@@ -180,22 +186,34 @@ def device_of(name: str) -> torch.device:
     return device
 
 
-def _with_room(
+def _sized(
     file: TensorFile, spec: ModelSpec, settings: BackendSettings, device: torch.device
-) -> BackendSettings:
-    """The settings, with the RAM that may be taken. Raises BackendError where it is too little."""
+) -> Sizing:
+    rooms = _rooms(file, spec, settings, device)
+    host_bytes = rooms[-1].needs.host
+    info = evolve(
+        _info(file, spec, evolve(settings, host_bytes=host_bytes)),
+        host_is_short=host_bytes < settings.host_bytes,
+    )
+    return Sizing(info=info, rooms=rooms)
+
+
+def _rooms(
+    file: TensorFile, spec: ModelSpec, settings: BackendSettings, device: torch.device
+) -> tuple[Room, ...]:
+    """Of the device and, where that is another memory, RAM; the last has what RAM may be taken."""
     bare = _info(file, spec, evolve(settings, host_bytes=0))
     weights = bare.weight_bytes + passing_bytes(file, spec)
     needs = Needs(weights=weights, pools=bare.pool_bytes, host=settings.host_bytes)
+    rooms: tuple[Room, ...] = ()
     if not bare.is_unified and device.type != "cpu":
         # Weights and pools have a memory of their own.
-        require_memory(evolve(needs, host=0), available_memory(device))
+        rooms = (Room(needs=evolve(needs, host=0), available=available_memory(device)),)
         needs, device = evolve(needs, weights=0, pools=0), torch.device("cpu")
     available = available_memory(device)
     if settings.host_may_shrink:
         needs = evolve(needs, host=shrunk_host_bytes(needs, available))
-    require_memory(needs, available)
-    return evolve(settings, host_bytes=needs.host)
+    return (*rooms, Room(needs=needs, available=available))
 
 
 def _info(file: TensorFile, spec: ModelSpec, settings: BackendSettings) -> BackendInfo:
