@@ -4,7 +4,7 @@
 2. A reference is the part of earlier ranges that it names; a prompt made of hundreds of thousands
    of tokens is a few pairs of numbers.
 3. An answer that a scenario says was equal to another one's (``same_as``) is the same range, as
-   far as both go.
+   far as both go; or as far as it says (``begins_as``).
 """
 
 from collections.abc import Iterable
@@ -81,13 +81,15 @@ class Vocabulary:
                 return cut(known[request], start, length)
 
     def _output(self, request: Request) -> Ranges:
-        length, same = request.output_tokens, request.same_as
-        if same is None:
-            return (self._new(length),) if length else ()
-        known = self.outputs[same]
-        num_same = min(length, total(known))
-        rest = [self._new(length - num_same)] if length > num_same else []
-        return joined([*cut(known, 0, num_same), *rest])
+        length, begins_as = request.output_tokens, request.begins_as
+        known: list[range] = []
+        if begins_as is not None:
+            known = cut(self.outputs[begins_as.request], 0, begins_as.length)
+        elif request.same_as is not None:
+            same = self.outputs[request.same_as]
+            known = cut(same, 0, min(length, total(same)))
+        num_new = length - sum(map(len, known))
+        return joined([*known, self._new(num_new)] if num_new else known)
 
     def _new(self, length: int) -> range:
         start, self.num_tokens = self.num_tokens, self.num_tokens + length

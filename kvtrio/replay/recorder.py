@@ -108,6 +108,7 @@ class Recorder:
 
     def _line(self, draft: _Draft, finished: Finished, now_s: float) -> Request:
         submit, has_left = draft.submit, finished.reason in GONE
+        same_as, begins_as = self._answers.alike(draft.id, submit.token_ids, draft.output)
         return Request(
             id=draft.id,
             at_s=round(draft.at_s, 6),
@@ -127,7 +128,8 @@ class Recorder:
             left_s=round(max(now_s - draft.at_s, 0.0), 6) if has_left else None,
             ready_tokens=finished.num_ready_tokens if has_left else None,
             think_s=None if draft.turn.think_s is None else round(draft.turn.think_s, 6),
-            same_as=self._answers.same_as(draft.id, submit.token_ids, draft.output),
+            same_as=same_as,
+            begins_as=begins_as,
             checkpoints=submit.checkpoints,
             prompt=draft.pieces,
             log_id=submit.request_id,

@@ -83,6 +83,13 @@ class Use(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_de
     """Position from which on it applies, for adapters that are invoked in the prompt."""
 
 
+class Beginning(Struct, frozen=True, forbid_unknown_fields=True):
+    """The first tokens of an earlier request's answer."""
+
+    request: Number
+    length: Length
+
+
 class Origin(Enum):
     """Where a scenario came from."""
 
@@ -184,6 +191,9 @@ class Request(
     same_as: Number | None = None
     """An earlier request with the same prompt, whose answer began with this one or the other way
     round."""
+    begins_as: Beginning | None = None
+    """An earlier request with the same prompt, whose answer was the same for longer, and then
+    differed."""
     checkpoints: Annotated[tuple[Tokens, ...], Meta(max_length=4096)] = ()
     """Ends of messages in the prompt, for models with recurrent layers."""
     prompt: Annotated[tuple[Piece, ...], Meta(min_length=1, max_length=MAX_PIECES)]

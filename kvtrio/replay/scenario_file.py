@@ -181,17 +181,25 @@ class Rules:
             return "requests are numbered from 0, one after the other"
         if line.purpose is not None and line.purpose >= self._num_purposes:
             return "a purpose that the header does not have"
-        if line.same_as is not None and line.same_as >= number:
-            return "it is the same as a request that did not come yet"
         if length + line.output_tokens > self._context:
             return "longer than the header's context"
         if (line.ready_tokens or 0) > length + line.output_tokens:
             return "more was ready than there is"
         if not all(self._is_there(piece) for piece in line.prompt if isinstance(piece, Ref)):
             return "a reference to tokens that no earlier request has"
+        if not self._is_answer_known(line):
+            return "its answer is that of a request that did not come yet, or wrote less"
         self._prompts.append(length)
         self._outputs.append(line.output_tokens)
         return self._uses(line.adapters)
+
+    def _is_answer_known(self, line: Request) -> bool:
+        if line.same_as is not None and line.same_as >= len(self._prompts):
+            return False
+        if (beginning := line.begins_as) is None:
+            return True
+        ref = Ref(beginning.request, Part.OUTPUT, 0, beginning.length)
+        return self._is_there(ref) and beginning.length <= line.output_tokens
 
     def _is_there(self, ref: Ref) -> bool:
         lengths = self._prompts if ref.part is Part.PROMPT else self._outputs

@@ -17,7 +17,7 @@ from kvtrio.core.types import FinishReason, RequestId
 from kvtrio.replay.likeness import common, packed
 from kvtrio.replay.realise import Realiser
 from kvtrio.replay.recorder import Recorder
-from kvtrio.replay.scenario import Adapter, Fresh, Line, Part, Ref, Request
+from kvtrio.replay.scenario import Adapter, Beginning, Fresh, Line, Part, Ref, Request
 
 KEY = b"log key of the tests"
 
@@ -154,6 +154,20 @@ def test_answers_that_were_alike_are_known_as_such() -> None:
     for output in ([1, 2, 3], [1, 2], [1, 4], [1, 2, 3, 4]):
         source.ask(range(30), output)
     assert [each.same_as for each in source.requests] == [None, 0, None, 0]
+
+
+def test_how_far_an_answer_is_like_another() -> None:
+    """Where both went on and parted, the one that parted last is named."""
+    source = Source()
+    for output in ([1, 2, 3, 4], [1, 2, 7], [1, 2, 3, 8], [1, 2], [5]):
+        source.ask(range(30), output)
+    assert [each.begins_as for each in source.requests] == [
+        None,
+        Beginning(0, 2),
+        Beginning(0, 3),
+        None,
+        None,
+    ]
 
 
 @pytest.mark.parametrize("vocabulary", [40, 300])
