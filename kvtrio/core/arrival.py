@@ -4,6 +4,8 @@
 2. The whole path is held on the device while a part of it is entered, and let go after that.
 3. What does not fit beside all that runs waits; what is there already is left as it is,
    but for a block that lost its part in groups with a sliding window.
+4. Only what is written counts as moved: an arrival that waits has its turn again behind a step, and
+   where nothing was written there may be none.
 """
 
 from collections import deque
@@ -44,7 +46,7 @@ class Entrance:
     cache: TieredCache
 
     def enter(self, arrival: Arrival, num_bytes: int, num_held: int, now: float) -> int:
-        """Take in pieces for about so many bytes, at least one; returns the bytes.
+        """Take in pieces until about so many bytes are written; returns the bytes.
 
         ``num_held``: blocks of running requests. Where there is no room beside them nothing
         happens; where nothing runs and there is none, nothing ever will.
@@ -64,11 +66,14 @@ class Entrance:
             piece = arrival.pieces.popleft()
             if piece.start > (path[-1].end if path else 0):
                 arrival.pieces.clear()  # what lies between is missing
-            elif piece.is_state:
+                break
+            num_loads = len(cache.loads)
+            if piece.is_state:
                 self._enter_state(arrival, piece, path, now)
             else:
                 self._enter_block(arrival, piece, path, now)
-            num_left -= max(sum(map(len, piece.parts)), LEAST_BYTES)
+            if len(cache.loads) > num_loads:
+                num_left -= max(sum(map(len, piece.parts)), LEAST_BYTES)
         cache.release(path, now)
         return num_bytes - num_left
 

@@ -150,6 +150,18 @@ async def test_a_session_longer_than_memory_is_taken_in_as_far_as_it_fits(
         assert 0 < num_there < len(tokens)
 
 
+async def test_what_is_all_there_comes_back_at_once(autojump_clock: Any) -> None:
+    """A session that memory has whole, of more blocks than one step takes in, is restored while
+    nobody asks for anything: no step is needed for it."""
+    async with sim_stack(KINDS["attention"]) as stack:
+        tokens = tuple(range(4 * 200))
+        blocks = [(b"\0" * 96, b"\0" * 96)] * 200
+        for _ in range(2):
+            restoring = stack.engine.restore(0, Conversation(token_ids=tokens))
+            await restoring.put(blocks)
+            assert await restoring.commit() == len(tokens)
+
+
 async def test_who_waits_for_state_is_told_of_the_end(autojump_clock: Any) -> None:
     """After the engine's end there is nothing to wait for."""
     async with sim_stack(KINDS["attention"]) as stack:
