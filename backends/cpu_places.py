@@ -1,9 +1,13 @@
-"""Single blocks and slots of the cpu backend: copied, read out and written in."""
+"""Single blocks and slots of the cpu backend: copied, read out and written in.
+
+A block is in as many pools as its layers have keys and values: views of them are made once, for a
+saved session is thousands of blocks.
+"""
 
 import ctypes
 from collections.abc import Iterator
 
-from attrs import frozen
+from attrs import field, frozen
 
 from kvtrio.backends.cpu_model import NativeModel
 from kvtrio.backends.cpu_native import Native
@@ -13,8 +17,21 @@ from kvtrio.core.batch import Copy
 from kvtrio.core.types import BlockId, Tier
 from kvtrio.kernels import cpu_abi as abi
 
-Span = tuple[int, int]
-"""Address and bytes."""
+
+@frozen(eq=False)
+class _Pool:
+    """What one layer has of all places of a group, one after the other."""
+
+    bytes_each: int
+    view: memoryview
+
+    def at(self, place: int) -> memoryview:
+        return self.view[place * self.bytes_each : (place + 1) * self.bytes_each]
+
+
+def _pool(address: int | None, bytes_each: int, num_places: int) -> _Pool:
+    memory = (ctypes.c_ubyte * (bytes_each * num_places)).from_address(address or 0)
+    return _Pool(bytes_each, memoryview(memory).cast("B"))
 
 
 @frozen(eq=False)
@@ -24,32 +41,45 @@ class CpuPlaces:
     native: Native
     model: NativeModel
     writer: StepWriter
+    _caches: dict[int, list[abi.Cache]] = field(init=False, factory=dict)
+    """Of each group's layers with attention, each as if it were alone."""
+    _slots: dict[int, list[_Pool]] = field(init=False, factory=dict)
+    _blocks: dict[int, list[_Pool]] = field(init=False, factory=dict)
+
+    def __attrs_post_init__(self) -> None:
+        stores = self.model.stored.stores
+        for state in stores.states.values():
+            pool = _pool(state.data, FLOAT_BYTES * state.stride, state.num_slots)
+            self._slots.setdefault(state.group, []).append(pool)
+        for cache in stores.caches.values():
+            alone = abi.Cache.from_buffer_copy(cache)
+            alone.group = 0
+            self._caches.setdefault(cache.group, []).append(alone)
+            self._blocks.setdefault(cache.group, []).extend(self._pools(cache))
 
     def copy(self, copy: Copy) -> None:
         """In a step without rows, which the native side does not know."""
         source = self.writer.place(copy.group, copy.source, copy.source_tier)
         target = self.writer.place(copy.group, copy.target, copy.target_tier)
-        for cache in self._caches(copy.group):
+        for cache in self._caches.get(copy.group, ()):
             cdll = self.native.cdll
             self.native.check(cdll.kvt_cache_copy(cache, source, target, copy.num_tokens))
-        spans = zip(self._slots(copy.group, source), self._slots(copy.group, target), strict=True)
-        for (theirs, num_bytes), (mine, _) in spans:
-            ctypes.memmove(mine, theirs, num_bytes)
+        for pool in self._slots.get(copy.group, ()):
+            pool.at(target)[:] = pool.at(source)
 
     def read(self, group: int, place: BlockId, tier: Tier, num_tokens: int) -> bytes:
         """Keys, then values, or states, layer by layer."""
         block = self.writer.place(group, place, tier)
-        for cache in self._caches(group):
+        for cache in self._caches.get(group, ()):
             self._clear_rest(cache, block, num_tokens)
-        spans = self._spans(group, block)
-        return b"".join(ctypes.string_at(address, num_bytes) for address, num_bytes in spans)
+        return b"".join(self._spans(group, block))
 
     def write(self, group: int, place: BlockId, tier: Tier, part: bytes) -> None:
         """With what ``read`` gave."""
-        start = 0
-        for address, num_bytes in self._spans(group, self.writer.place(group, place, tier)):
-            ctypes.memmove(address, part[start : start + num_bytes], num_bytes)
-            start += num_bytes
+        start, given = 0, memoryview(part)
+        for span in self._spans(group, self.writer.place(group, place, tier)):
+            span[:] = given[start : start + len(span)]
+            start += len(span)
         assert start == len(part), "a part has its group's size"
 
     def _clear_rest(self, cache: abi.Cache, block: int, num_tokens: int) -> None:
@@ -62,29 +92,16 @@ class CpuPlaces:
         for place in range(num_tokens, cache.block_size):
             self.native.check(self.native.cdll.kvt_cache_write(cache, block, place, *zeros))
 
-    def _spans(self, group: int, block: int) -> Iterator[Span]:
+    def _spans(self, group: int, block: int) -> Iterator[memoryview]:
         """All that the block, or slot, has."""
-        yield from self._slots(group, block)
-        for cache in self._caches(group):
-            for pool, size in (
-                (cache.keys, self.native.cdll.kvt_key_block_bytes(cache)),
-                (cache.values, self.native.cdll.kvt_value_block_bytes(cache)),
-            ):
-                yield pool + block * size, size
+        for pools in (self._slots, self._blocks):
+            for pool in pools.get(group, ()):
+                yield pool.at(block)
 
-    def _slots(self, group: int, slot: int) -> Iterator[Span]:
-        """States in the slot, of all recurrent layers of the group."""
-        for state in self.model.stored.stores.states.values():
-            if state.group == group:
-                num_bytes = FLOAT_BYTES * state.stride
-                yield state.data + slot * num_bytes, num_bytes
-
-    def _caches(self, group: int) -> list[abi.Cache]:
-        """Of the group's layers with attention, each as if it were alone."""
-        caches = []
-        for cache in self.model.stored.stores.caches.values():
-            if cache.group == group:
-                alone = abi.Cache.from_buffer_copy(cache)
-                alone.group = 0
-                caches.append(alone)
-        return caches
+    def _pools(self, cache: abi.Cache) -> tuple[_Pool, _Pool]:
+        """Keys and values of a layer."""
+        cdll, number = self.native.cdll, cache.num_blocks
+        return (
+            _pool(cache.keys, cdll.kvt_key_block_bytes(cache), number),
+            _pool(cache.values, cdll.kvt_value_block_bytes(cache), number),
+        )
