@@ -11,6 +11,24 @@ from kvtrio.model.adapters import AdapterData
 
 
 @frozen(kw_only=True)
+class DeviceMemory:
+    """Where the memory of one device goes that has its own; bytes."""
+
+    name: str
+    """In torch's words."""
+    allowed_bytes: int
+    """Of all that it has, by ``BackendSettings.gpu_memory_fraction``."""
+    taken_bytes: int
+    """By weights, and by other processes."""
+    step_bytes: int
+    """At most, for the values of a step and for moves between memories, as measured."""
+    pool_bytes: int
+    """KV and states."""
+    adapter_bytes: int
+    """What is left, for adapters."""
+
+
+@frozen(kw_only=True)
 class BackendInfo:
     """Facts that the core and the API need; fixed after loading."""
 
@@ -42,6 +60,8 @@ class BackendInfo:
     """What else decides the bits of an answer, besides the settings: the instruction set."""
     num_converted: int = 0
     """Tensors in a type that it does not compute with, kept in another."""
+    memory: tuple[DeviceMemory, ...] = ()
+    """Of devices whose memory was measured."""
 
     def places(self, group: int) -> tuple[int, int]:
         """Blocks, or slots, of a group: on the device, and in RAM."""
@@ -103,7 +123,7 @@ class BackendSettings:
     block_size: int = 16
     num_blocks: int
     """Per group of layers, on the device; of those with a sliding window less, see
-    ``core.config.window_blocks``."""
+    ``core.config.window_blocks``. Backends whose devices have their own memory may have more."""
     host_bytes: int = 0
     """Most that state in RAM may take; the backend makes whole blocks of it."""
     host_may_shrink: bool = False
@@ -121,6 +141,14 @@ class BackendSettings:
     """Most tokens of a step."""
     max_sampled: int = 64
     """Most requests of a step, and that run at once."""
+    gpu_memory_fraction: float = 0.9
+    """Of all memory of a GPU, what weights, steps, state and adapters may take together."""
+    tensor_split: tuple[float, ...] = ()
+    """Proportions of the model's layers on several GPUs; empty: all on one."""
+    adapter_bytes: int = 0
+    """Of adapters that will be loaded at the start."""
+    adapters_may_come: bool = False
+    """Others may be loaded at run time."""
 
 
 class BackendError(ValueError):

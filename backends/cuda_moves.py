@@ -2,21 +2,24 @@
 
 1. Copies of a batch run in order. Neighbours go together while none reads or writes what another
    of them writes.
-2. What leaves the device is gathered at once, into memory of its own, and travels behind the step
-   on a stream of its own; so the step may overwrite its blocks. What comes back travels on that
-   same stream, hence behind all that left, and the step waits for it.
-3. Without a GPU there are no streams, and the same copies just run.
+2. What leaves the device is gathered into staging memory on the compute stream, in front of the
+   step, and travels behind that on the copies' stream; so the step may overwrite its blocks. What
+   comes back travels on the same stream, hence behind all that left, and the compute stream waits
+   for it before it takes it out of staging memory.
+3. Staging memory is used by turns. Who fills a turn waits until it was emptied.
+4. Pinned RAM is touched on the copies' stream, or by the CPU when nothing is on that stream.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 
 import torch
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 from torch import Tensor
 
+from kvtrio.backends.cuda_devices import Device, Stream
+from kvtrio.backends.cuda_staging import Staging, Turn, place_bytes, tensors_of
 from kvtrio.backends.torch_caches import Pool
-from kvtrio.backends.torch_memory import AnyPool, run_copy
+from kvtrio.backends.torch_memory import AnyPool
 from kvtrio.core.batch import Copy
 from kvtrio.core.types import Tier
 from kvtrio.kernels.reference import copy_places
@@ -26,7 +29,7 @@ Pools = Mapping[Tier, tuple[AnyPool, ...]]
 
 
 @frozen(eq=False)
-class _Run:
+class Run:
     """Copies of one group between two tiers that may be done at once."""
 
     copies: tuple[Copy, ...]
@@ -34,111 +37,123 @@ class _Run:
     source: Tier
     target: Tier
 
+    def cut(self, most: int) -> Iterator["Run"]:
+        """The same in parts of at most so many copies."""
+        for first in range(0, len(self.copies), most):
+            yield evolve(self, copies=self.copies[first : first + most])
+
 
 @define(eq=False)
 class Mover:
-    """All copies of one backend."""
+    """All copies of one device's pools."""
 
     _pools: Pools
-    _device: torch.device
-    _stream: torch.cuda.Stream | None = field(init=False)
+    _device: Device
+    _staging: Staging = field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        on_gpu = self._device.type == "cuda"
-        # torch has no annotations for making a stream.
-        stream = torch.cuda.Stream(self._device) if on_gpu else None  # type: ignore[no-untyped-call]
-        self._stream = stream
+        self._staging = Staging.of(self._pools[Tier.DEVICE], self._device.place)
 
     def run(self, copies: Sequence[Copy]) -> None:
         """In order, before the step."""
         for run in runs(copies):
-            pair = self._pools[run.source][run.group], self._pools[run.target][run.group]
-            if isinstance(pair[0], Pool) and isinstance(pair[1], Pool):
-                for source, target in _parts(pair[0], pair[1]):
-                    self._move(source, target, run)
-                continue
-            if run.source is not run.target:
+            pools = self._pools[run.source][run.group], self._pools[run.target][run.group]
+            if run.source is run.target is Tier.HOST:
                 self.wait()
-            for copy in run.copies:
-                run_copy(self._pools[copy.source_tier], self._pools[copy.target_tier], copy)
+            by_tokens = isinstance(pools[0], Pool)
+            for source, target in zip(*map(tensors_of, pools), strict=True):
+                self._move(source, target, run if by_tokens else _whole(run))
 
     def wait(self) -> None:
-        """Until all that travels has arrived, for who reads RAM himself."""
-        if self._stream is not None:
-            self._stream.synchronize()
+        """Until all that travels has arrived, for who reads or writes RAM himself."""
+        self._device.copies.synchronise()
 
-    def _move(self, source: Tensor, target: Tensor, run: _Run) -> None:
-        """One of a group's pools, [layers, places, ...]."""
-        if source.device == target.device and run.source is run.target is Tier.DEVICE:
-            copy_parts(Places.of(source), Places.of(target), self._pairs(run, source))
+    def _move(self, source: Tensor, target: Tensor, run: Run) -> None:
+        """One of a group's tensors, [layers, places, tokens, ...]."""
+        if run.source is run.target is Tier.DEVICE:
+            self._device.compute.run(
+                lambda: copy_parts(Places.of(source), Places.of(target), _pairs(run, source))
+            )
         elif run.source is run.target:
             for copy in run.copies:
                 copy_places(source[:, copy.source], target[:, copy.target], copy.num_tokens)
         elif run.target is Tier.HOST:
-            self._leave(source, target, run)
+            for part in run.cut(self._staging.capacity(source)):
+                self._leave(source, target, part)
         else:
-            self._return(source, target, run)
+            for part in run.cut(self._staging.capacity(target)):
+                self._return(source, target, part)
 
-    def _leave(self, source: Tensor, target: Tensor, run: _Run) -> None:
-        staged = self._staging(source, run)
-        order = range(len(run.copies))
-        copy_parts(Places.of(source), Places.of(staged), self._pairs(run, source, targets=order))
-        with self._travelling(staged):
+    def _leave(self, source: Tensor, target: Tensor, run: Run) -> None:
+        compute, copies = self._device.compute, self._device.copies
+        turn = self._staging.leaving()
+        staged, order = turn.view(source, len(run.copies)), range(len(run.copies))
+
+        def gather() -> None:
+            pairs = _pairs(run, source, targets=order)
+            copy_parts(Places.of(source), Places.of(staged), pairs)
+
+        def travel() -> None:
             for i, copy in enumerate(run.copies):
                 part = (slice(None), copy.target, slice(copy.num_tokens))
                 target[part].copy_(staged[:, i, : copy.num_tokens], non_blocking=True)
 
-    def _return(self, source: Tensor, target: Tensor, run: _Run) -> None:
-        with self._travelling(None):
-            staged = self._staging(target, run)
+        _wait_for(compute, turn)
+        compute.run(gather)
+        copies.wait(compute.mark())
+        copies.run(travel)
+        turn.emptied = copies.mark()
+
+    def _return(self, source: Tensor, target: Tensor, run: Run) -> None:
+        compute, copies = self._device.compute, self._device.copies
+        turn = self._staging.returning()
+        staged, order = turn.view(target, len(run.copies)), range(len(run.copies))
+
+        def travel() -> None:
             for i, copy in enumerate(run.copies):
                 part = (slice(None), copy.source, slice(copy.num_tokens))
                 staged[:, i, : copy.num_tokens].copy_(source[part], non_blocking=True)
-        if self._stream is not None:
-            now = torch.cuda.current_stream(self._device)
-            now.wait_stream(self._stream)
-            staged.record_stream(now)
-        order = range(len(run.copies))
-        copy_parts(Places.of(staged), Places.of(target), self._pairs(run, target, sources=order))
 
-    def _staging(self, like: Tensor, run: _Run) -> Tensor:
-        """Blocks one behind the other, as in RAM: a whole one travels in one piece."""
-        layers, _, *rest = like.shape
-        return like.new_empty(len(run.copies), layers, *rest).transpose(0, 1)
+        def scatter() -> None:
+            pairs = _pairs(run, target, sources=order)
+            copy_parts(Places.of(staged), Places.of(target), pairs)
 
-    @contextmanager
-    def _travelling(self, staged: Tensor | None) -> Iterator[None]:
-        """On the stream of copies, behind the present one if that made ``staged``."""
-        if self._stream is None:
-            yield
-            return
-        if staged is not None:
-            self._stream.wait_stream(torch.cuda.current_stream(self._device))
-            staged.record_stream(self._stream)
-        with torch.cuda.stream(self._stream):
-            yield
-
-    def _pairs(
-        self,
-        run: _Run,
-        pool: Tensor,
-        sources: Sequence[int] | None = None,
-        targets: Sequence[int] | None = None,
-    ) -> Pairs:
-        place_bytes = pool[0, 0].numel() * pool.itemsize
-        token_words = place_bytes // Places.of(pool).words.itemsize // pool.shape[2]
-        words = [copy.num_tokens * token_words for copy in run.copies]
-        return Pairs(
-            self._ints(sources or [copy.source for copy in run.copies]),
-            self._ints(targets or [copy.target for copy in run.copies]),
-            self._ints(words).int(),
-        )
-
-    def _ints(self, values: Sequence[int]) -> Tensor:
-        return torch.tensor(list(values)).to(self._device)
+        _wait_for(copies, turn)
+        copies.run(travel)
+        compute.wait(copies.mark())
+        compute.run(scatter)
+        turn.emptied = compute.mark()
 
 
-def runs(copies: Sequence[Copy]) -> Iterator[_Run]:
+def _wait_for(stream: Stream, turn: Turn) -> None:
+    if turn.emptied is not None:
+        stream.wait(turn.emptied)
+
+
+def _whole(run: Run) -> Run:
+    """Of states: all of a slot."""
+    return evolve(run, copies=tuple(evolve(copy, num_tokens=1) for copy in run.copies))
+
+
+def _pairs(
+    run: Run,
+    pool: Tensor,
+    sources: Sequence[int] | None = None,
+    targets: Sequence[int] | None = None,
+) -> Pairs:
+    """``pool`` [layers, places, tokens, ...], on the device that copies."""
+    token_words = place_bytes(pool) // pool.shape[0] // pool.shape[2]
+    token_words //= Places.of(pool).words.itemsize
+    columns = (
+        [copy.source for copy in run.copies] if sources is None else sources,
+        [copy.target for copy in run.copies] if targets is None else targets,
+        [copy.num_tokens * token_words for copy in run.copies],
+    )
+    first, second, words = (torch.tensor(list(column)).to(pool.device) for column in columns)
+    return Pairs(first, second, words.int())
+
+
+def runs(copies: Sequence[Copy]) -> Iterator[Run]:
     """Neighbours that may be done at once, in order."""
     own: list[Copy] = []
     for copy in copies:
@@ -150,9 +165,9 @@ def runs(copies: Sequence[Copy]) -> Iterator[_Run]:
         yield _run(own)
 
 
-def _run(copies: list[Copy]) -> _Run:
+def _run(copies: list[Copy]) -> Run:
     first = copies[0]
-    return _Run(tuple(copies), first.group, first.source_tier, first.target_tier)
+    return Run(tuple(copies), first.group, first.source_tier, first.target_tier)
 
 
 def _go_together(own: list[Copy], copy: Copy) -> bool:
@@ -164,8 +179,3 @@ def _go_together(own: list[Copy], copy: Copy) -> bool:
     read = {(each.source_tier, each.source) for each in own}
     target = (copy.target_tier, copy.target)
     return (copy.source_tier, copy.source) not in written and target not in written | read
-
-
-def _parts(source: Pool, target: Pool) -> Iterator[tuple[Tensor, Tensor]]:
-    yield source.keys, target.keys
-    yield source.values, target.values

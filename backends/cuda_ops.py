@@ -65,7 +65,7 @@ class CudaOps(TorchOps):
         return rows if scale == 1.0 else rows * scale
 
     def add(self, x: Tensor, y: Tensor) -> Tensor:
-        self._settle(x)
+        self.settle(x)
         total = x.view_as(x)
         self._pending = (total, y)
         return total
@@ -77,11 +77,11 @@ class CudaOps(TorchOps):
         return add_norm(x, change, self._weights[weight + ".weight"], eps, self._dtype)
 
     def layer_norm(self, x: Tensor, weight: str, bias: bool, eps: float) -> Tensor:
-        self._settle(x)
+        self.settle(x)
         return super().layer_norm(x, weight, bias, eps)
 
     def narrowed(self, x: Tensor) -> Tensor:
-        self._settle(x)
+        self.settle(x)
         # A copy even of float32: sums go on in the same memory.
         return x.to(self._dtype, copy=True)
 
@@ -89,7 +89,7 @@ class CudaOps(TorchOps):
         return add_norm(x, None, self._weights[weight + ".weight"], eps, torch.float32)
 
     def sampled_rows(self, step: TorchStep, x: Tensor) -> Tensor:
-        self._settle(x)
+        self.settle(x)
         return super().sampled_rows(step, x)
 
     def linear(self, step: TorchStep, x: Tensor, weight: str, bias: bool) -> Tensor:
@@ -192,7 +192,7 @@ class CudaOps(TorchOps):
             first += num_rows(part)
         return out
 
-    def _settle(self, x: Tensor) -> None:
+    def settle(self, x: Tensor) -> None:
         """Add what was to be added to ``x``."""
         if self._pending is not None and self._pending[0] is x:
             x += self._pending[1]

@@ -12,12 +12,13 @@ from attrs import frozen
 from torch import Tensor
 from tqdm import tqdm
 
-from kvtrio.backends.torch_weights import TensorFile, kept_type, load_stack, weight_plan
+from kvtrio.backends.torch_weights import TensorFile, kept_type, load_stack
 from kvtrio.kernels.triton_pack import KINDS, Packed, pack, packed_bytes
 from kvtrio.model.errors import ModelFileError
 from kvtrio.model.gguf_file import TensorInfo
-from kvtrio.model.spec import ModelSpec
 
+Plan = Mapping[str, tuple[str, ...]]
+"""As ``weight_plan`` gives it, of a whole model or a part of one."""
 LARGEST_EXPONENT = 252
 """Of MXFP4: the largest at which 12 * 2^(e - 128) is a float32."""
 
@@ -54,22 +55,22 @@ def is_packed(tensor: TensorInfo) -> bool:
     return kind is not None and len(tensor.shape) == 2 and tensor.shape[1] % kind.block == 0
 
 
-def weight_bytes(file: TensorFile, spec: ModelSpec, dtype: torch.dtype) -> int:
+def weight_bytes(file: TensorFile, plan: Plan, dtype: torch.dtype) -> int:
     """Bytes of all kept tensors."""
-    names = (part for parts in weight_plan(spec).values() for part in parts)
+    names = (part for parts in plan.values() for part in parts)
     return sum(_kept_bytes(file.tensors[name], dtype) for name in names)
 
 
-def passing_bytes(file: TensorFile, spec: ModelSpec) -> int:
+def passing_bytes(file: TensorFile, plan: Plan) -> int:
     """Bytes that loading needs besides: twice the largest tensor with a byte for each code, or
     as float32."""
-    names = (part for parts in weight_plan(spec).values() for part in parts)
+    names = (part for parts in plan.values() for part in parts)
     return max(4 * prod(file.tensors[name].shape) for name in names)
 
 
-def num_converted(file: TensorFile, spec: ModelSpec) -> int:
+def num_converted(file: TensorFile, plan: Plan) -> int:
     """Tensors of quantised types that are dequantised."""
-    names = (part for parts in weight_plan(spec).values() for part in parts)
+    names = (part for parts in plan.values() for part in parts)
     plain = ("F32", "F16", "BF16")
     tensors = [file.tensors[name] for name in names]
     return sum(not is_packed(each) and each.ggml_type.name not in plain for each in tensors)
@@ -81,11 +82,8 @@ def _kept_bytes(tensor: TensorInfo, dtype: torch.dtype) -> int:
     return prod(tensor.shape) * kept_type(tensor.name, tensor.shape, dtype).itemsize
 
 
-def load_weights(
-    file: TensorFile, spec: ModelSpec, dtype: torch.dtype, device: torch.device
-) -> Weights:
-    """Everything on the device. Raises ModelFileError when a weight is not finite."""
-    plan = weight_plan(spec)
+def load_weights(file: TensorFile, plan: Plan, dtype: torch.dtype, device: torch.device) -> Weights:
+    """All of ``plan`` on the device. Raises ModelFileError when a weight is not finite."""
     matrices: dict[str, Matrix] = {}
     tensors: dict[str, Tensor] = {}
     total = sum(file.tensors[part].num_bytes for parts in plan.values() for part in parts)

@@ -88,4 +88,5 @@ def require_room(num_bytes: int, available: int | None) -> None:
 
 def mib(num_bytes: int) -> str:
     """As people read it."""
+    """As people read it."""
     return f"{num_bytes / MIB:,.0f} MiB"

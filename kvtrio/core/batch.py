@@ -133,3 +133,6 @@ class StepResult:
     sampled: tuple[Sampled | None, ...]
     saved: tuple[tuple[bytes, ...], ...] = ()
     """One entry per save: one part per place."""
+    unplaced: tuple[RequestId, ...] = ()
+    """For the rows of these there was no memory, not even alone: nothing counts of their chunks,
+    and they end. What blocks and slots of theirs hold from the chunk on is unknown."""
