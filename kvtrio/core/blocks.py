@@ -86,6 +86,10 @@ class Block:
     """Position of the first token."""
     tags: tuple[int, ...] = ()
     """Token ids with context numbers, see ``identity``; fewer than a block's only in a leaf."""
+    end: int = 0
+    """Position behind the last token."""
+    worth: float = 0.0
+    """Cost to compute it again; see ``eviction``."""
     identities: tuple[Identity, ...] = ()
     """Those of ``tags``, in order: kept alive, so that their numbers stay theirs."""
     children: "list[Block]" = field(factory=list)
@@ -98,7 +102,7 @@ class Block:
     pinned_until_s: float = 0.0
     """0: not pinned."""
     stamp: int = 0
-    """Times that the block entered the candidates for eviction."""
+    """Times that the block left the candidates for eviction."""
     is_candidate: bool = False
     part: Part | None = None
     checkpoints: tuple[Checkpoint, ...] = ()
@@ -109,10 +113,6 @@ class Block:
     """It came from outside, and nobody has used it since."""
     is_short: bool = False
     """Counted among the short strangers; see ``eviction``."""
-
-    @property
-    def end(self) -> int:
-        return self.start + len(self.tags)
 
 
 @define(eq=False)

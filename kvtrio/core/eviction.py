@@ -44,9 +44,9 @@ Entry = tuple[float, int, int, T]
 """(order, entry's number, item's stamp, item): alive while the item still has that stamp."""
 
 
-def worth(block: Block, block_size: int) -> float:
-    """Cost to compute the block again, in whole blocks at the start of a prompt."""
-    return len(block.tags) / block_size * (1 + block.start / FAR_TOKENS)
+def worth(num_tokens: int, start: int, block_size: int) -> float:
+    """Cost to compute a block again, in whole blocks at the start of a prompt."""
+    return num_tokens / block_size * (1 + start / FAR_TOKENS)
 
 
 @define(eq=False)
@@ -64,7 +64,6 @@ class Order(Generic[T]):
 
     def add(self, item: T, now: float) -> None:
         assert not item.is_candidate
-        item.stamp += 1
         item.is_candidate = True
         self._num_entries += 1
         if item.pinned_until_s > now:
@@ -79,6 +78,7 @@ class Order(Generic[T]):
         """It may not go any more. Its heap entry dies by its stamp."""
         assert item.is_candidate
         self.num_short -= item.is_short
+        item.stamp += 1
         item.is_candidate = item.is_short = False
 
     def lowest(self, now: float) -> T | None:
@@ -87,22 +87,22 @@ class Order(Generic[T]):
             self.discard(first)
             self.add(first, now)
         short, long = _top(self._short), _top(self._long)
-        if short and (not long or SHORT_SHARE * self.num_short > self.limit):
+        if short is None:
+            return long or _top(self._pinned)
+        if long is None or SHORT_SHARE * self.num_short > self.limit:
             return short
-        if short and long:
-            return short if short.value <= long.value else long
-        return short or long or _top(self._pinned)
+        return short if short.value <= long.value else long
 
     def rise(self, victim: T) -> None:
         """``victim`` is being lost: the clock rises to its value."""
-        self.level = max(self.level, victim.value)
+        if victim.value > self.level:
+            self.level = victim.value
 
 
 @define(eq=False)
 class Candidates(Order[Block]):
     """The blocks of one tier that may go."""
 
-    block_size: int
     needs_states: bool = False
     """The model has recurrent layers: it cannot resume behind the last checkpoint, so that blocks
     there are worth nothing."""
@@ -116,7 +116,7 @@ class Candidates(Order[Block]):
         """As if it was used now."""
         if self.needs_states and not block.num_states:
             return self.level
-        return self.level + worth(block, self.block_size)
+        return self.level + block.worth
 
     def devalue(self, block: Block, now: float) -> None:
         """Nobody can resume behind it any more."""
@@ -128,7 +128,7 @@ class Candidates(Order[Block]):
 
 def _is_live(entry: Entry[T]) -> bool:
     _, _, stamp, item = entry
-    return item.is_candidate and item.stamp == stamp
+    return item.stamp == stamp
 
 
 def _push(heap: list[Entry[T]], entry: Entry[T]) -> None:
@@ -140,6 +140,9 @@ def _push(heap: list[Entry[T]], entry: Entry[T]) -> None:
 
 
 def _top(heap: list[Entry[T]]) -> T | None:
-    while heap and not _is_live(heap[0]):
+    while heap:
+        _, _, stamp, item = heap[0]
+        if item.stamp == stamp:
+            return item
         heappop(heap)
-    return heap[0][3] if heap else None
+    return None

@@ -13,7 +13,7 @@ from attrs import define, field, frozen
 
 from kvtrio.core.blocks import Block
 from kvtrio.core.checkpoints import Checkpoints
-from kvtrio.core.eviction import Candidates
+from kvtrio.core.eviction import Candidates, worth
 from kvtrio.core.identity import TokenTrail
 from kvtrio.core.index import Match, PrefixIndex
 from kvtrio.core.keeping import Keeper
@@ -22,6 +22,8 @@ from kvtrio.core.pins import Pins
 from kvtrio.core.storage import Storage, TierMoves
 from kvtrio.core.types import Tier
 
+DEVICE, HOST = Tier.DEVICE, Tier.HOST
+"""Asking an enum for a member costs as much as a call, and these are asked for with each block."""
 MAX_GHOSTS = 16384
 """Keys of lost blocks that are remembered, to tell "evicted" from "never seen"."""
 
@@ -59,7 +61,7 @@ class TieredCache(Storage):
         if self.keeper is not None:
             self.keeper.is_settled = self.is_settled
         needs_states = bool(self.config.point_groups)
-        self.candidates = {tier: Candidates(self.limits[tier], size, needs_states) for tier in Tier}
+        self.candidates = {tier: Candidates(self.limits[tier], needs_states) for tier in Tier}
         if needs_states:
             self.states = Checkpoints(self.config, self.copies, self.candidates, self.keeper)
         if self.config.window_groups:
@@ -73,11 +75,11 @@ class TieredCache(Storage):
 
     def acquire(self, match: Match, now: float) -> None:
         """Hold all blocks of a match, the partial one too, on the device."""
-        blocks = [*match.blocks, match.partial] if match.partial else list(match.blocks)
+        blocks = [*match.blocks, match.partial] if match.partial else match.blocks
         for block in blocks:
             self._touch(block, now)
         for block in blocks:
-            if block.tier is Tier.HOST:
+            if block.tier is HOST:
                 self._promote(block, now)
 
     def take(self, now: float) -> Block:
@@ -97,6 +99,7 @@ class TieredCache(Storage):
 
     def release(self, blocks: Sequence[Block], now: float) -> None:
         """One hold less on each. Unpublished blocks that nobody holds are gone at once."""
+        device = self.candidates[DEVICE]
         for block in reversed(blocks):
             assert block.num_refs > 0
             block.num_refs -= 1
@@ -104,8 +107,9 @@ class TieredCache(Storage):
                 continue
             if block.key is None:
                 self.remove(block)
-            else:
-                self.candidates[Tier.DEVICE].use(block, now)
+                continue
+            device.use(block, now)
+            if not block.num_device_children:
                 self._reconsider(block, now)
 
     def publish(self, block: Block, place: "Position", num_tokens: int, now: float) -> Block:
@@ -122,7 +126,9 @@ class TieredCache(Storage):
             return self._adopt(known, block, now)
         if self.index.covering(parent, tags):
             return block
-        block.key, block.start, block.tags = key, start, tags
+        block.key, block.tags = key, tags
+        block.start, block.end = start, start + num_tokens
+        block.worth = worth(num_tokens, start, size)
         block.identities = tuple(c.identity for at, c in trail.contexts if at < start + num_tokens)
         self.ghosts.pop(key, None)
         shorter = self.index.insert(block, parent)
@@ -152,11 +158,12 @@ class TieredCache(Storage):
     def _touch(self, block: Block, now: float) -> None:
         block.num_refs += 1
         block.last_used_s = now
-        self._reconsider(block, now)
+        if block.is_candidate:
+            self.candidates[block.tier].discard(block)
 
     def _make_room(self, now: float) -> None:
-        device = self.candidates[Tier.DEVICE]
-        while self.is_full(Tier.DEVICE):
+        device = self.candidates[DEVICE]
+        while self.is_full(DEVICE):
             victim = device.lowest(now)
             assert victim is not None, "the device holds every place's longest request"
             device.rise(victim)
@@ -167,8 +174,8 @@ class TieredCache(Storage):
 
     def _make_room_in_ram(self, victim: Block, now: float) -> bool:
         """Room for a block that leaves the device; False if RAM holds nothing worth less."""
-        ram = self.candidates[Tier.HOST]
-        while self.is_full(Tier.HOST):
+        ram = self.candidates[HOST]
+        while self.is_full(HOST):
             lowest = ram.lowest(now)
             is_least = lowest is None or lowest.value > ram.value_now(victim)
             if is_least and not victim.children:
@@ -179,32 +186,30 @@ class TieredCache(Storage):
         return True
 
     def _demote(self, block: Block, now: float) -> None:
-        ram = self.candidates[Tier.HOST]
-        block.value = ram.value_now(block)
-        self._move(block, Tier.HOST, now)
+        """Move a candidate to RAM, where there is room."""
+        self.candidates[DEVICE].discard(block)
+        block.value = self.candidates[HOST].value_now(block)
+        self.transfer(block, HOST)
         self.moves.num_demoted += 1
+        self._count_child(block.parent, -1, now)
+        self._reconsider(block, now)
 
     def _promote(self, block: Block, now: float) -> None:
+        """Move a held block to the device."""
         self._make_room(now)
-        self._move(block, Tier.DEVICE, now)
+        self.transfer(block, DEVICE)
         self.moves.num_promoted += 1
-
-    def _move(self, block: Block, tier: Tier, now: float) -> None:
-        if block.is_candidate:
-            self.candidates[block.tier].discard(block)
-        self.transfer(block, tier)
-        self._count_child(block.parent, +1 if tier is Tier.DEVICE else -1, now)
-        self._reconsider(block, now)
+        self._count_child(block.parent, +1, now)
 
     def _adopt(self, known: Block, own: Block, now: float) -> Block:
         """Hold ``known`` instead of ``own``, which has the same contents and is nobody else's."""
         assert own.key is None
         assert own.num_refs == 1
         self._touch(known, now)
-        if known.tier is Tier.HOST:
+        if known.tier is HOST:
             # Its contents are on the device already: trade places instead of copying.
             known.ids, own.ids = own.ids, known.ids
-            known.tier, own.tier = Tier.DEVICE, Tier.HOST
+            known.tier, own.tier = DEVICE, HOST
             self._count_child(known.parent, +1, now)
         if self.parts is not None:
             self.parts.adopt(known, own)
@@ -246,7 +251,7 @@ class TieredCache(Storage):
             self.keeper.forget_block(block)
         self.index.remove(block)
         self.remove(block)
-        self._count_child(parent, -1 if block.tier is Tier.DEVICE else 0, now)
+        self._count_child(parent, -1 if block.tier is DEVICE else 0, now)
 
     # --- bookkeeping ---
 
@@ -254,23 +259,22 @@ class TieredCache(Storage):
         """A child of ``parent`` came to the device, left it, or is gone from RAM (0)."""
         assert parent is not None
         parent.num_device_children += change
-        self._reconsider(parent, now)
+        if not parent.num_refs:
+            self._reconsider(parent, now)
 
     def _reconsider(self, block: Block, now: float) -> None:
-        """Enter the block among the candidates of its tier, or take it out."""
-        may_go = block.num_refs == 0 and block.key is not None
-        if block.tier is Tier.DEVICE:
-            may_go = may_go and block.num_device_children == 0
-        else:
-            may_go = may_go and not block.children
-        is_barren = self.parts is not None and block.part is None and not block.children
-        if is_barren and block.key is not None:
+        """Enter a block that nobody holds among the candidates of its tier, or take it out."""
+        is_kept = block.num_device_children if block.tier is DEVICE else block.children
+        if is_kept or block.key is None:
+            if block.is_candidate:
+                self.candidates[block.tier].discard(block)
+            return
+        order = self.candidates[block.tier]
+        if self.parts is not None and block.part is None and not block.children:
             # Nobody can resume in it.
-            self.candidates[block.tier].devalue(block, now)
-        if may_go and not block.is_candidate:
-            self.candidates[block.tier].add(block, now)
-        elif block.is_candidate and not may_go:
-            self.candidates[block.tier].discard(block)
+            order.devalue(block, now)
+        if not block.is_candidate:
+            order.add(block, now)
 
     def _remember(self, key: bytes, last_used_s: float) -> None:
         self.ghosts[key] = last_used_s

@@ -202,8 +202,8 @@ def test_without_windows_nothing_is_counted_for_them():
 )
 def test_a_match_is_shortened_to_the_token(num_tokens, num_blocks, num_partial):
     """Whole blocks and the first places of one more."""
-    blocks = tuple(Block(ids=(), start=start, tags=(1,) * 16) for start in (0, 16))
-    rest = Block(ids=(), start=32, tags=(1,) * 5)
+    blocks = tuple(Block(ids=(), tags=(1,) * 16, start=end - 16, end=end) for end in (16, 32))
+    rest = Block(ids=(), tags=(1,) * 5, start=32, end=37)
     match = shortened(Match(blocks, rest, 5, 37), num_tokens)
     assert (len(match.blocks), match.num_partial) == (num_blocks, num_partial)
     assert match.num_tokens == min(num_tokens, 37)
