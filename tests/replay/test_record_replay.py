@@ -1,6 +1,8 @@
 """Traffic that was recorded plays to the same decisions."""
 
+from collections import Counter
 from contextlib import nullcontext
+from itertools import cycle
 from typing import Any
 
 import pytest
@@ -13,7 +15,9 @@ from kvtrio.engine.records import RequestRecord
 from kvtrio.replay.machines import SHIPPED
 from kvtrio.replay.make_settings import MakeSettings
 from kvtrio.replay.maker import make
-from kvtrio.replay.results import Outcome
+from kvtrio.replay.pacing import PlaySettings
+from kvtrio.replay.results import Outcome, Pacing
+from kvtrio.replay.scenario import Ref
 from kvtrio.replay.scenario_file import Scenario, checked, collect
 from kvtrio.replay.simulation import SimulatedServer, Simulation
 from kvtrio.schedulers.stall_free import StallFree
@@ -38,6 +42,7 @@ MIXED = MakeSettings(
     burst_tokens=60,
     num_tenants=3,
 )
+OPEN = PlaySettings(pacing=Pacing.OPEN)
 ROOMY = SimSettings(
     num_places=96,
     max_context=256,
@@ -109,3 +114,41 @@ async def test_a_recording_replays_to_the_same_decisions(
     assert [decision(each) for each in again.records] == [decision(each) for each in once.records]
     simulated = in_virtual_time(once.recorded, ROOMY)
     assert list(map(what_was_reused, simulated)) == list(map(what_was_reused, once.records))
+
+
+def with_aborts(scenario: Scenario) -> Scenario:
+    """Clients leave in their answers, as it has them do; and before, where nobody goes on from the
+    answer. No two requests overlap."""
+    pieces = [piece for each in scenario.requests for piece in each.prompt]
+    needed = {piece.request for piece in pieces if isinstance(piece, Ref)}
+    free = [each.id for each in scenario.requests[:-1] if each.id not in needed]
+    left_s = dict(zip(free[::3], cycle([0.0004, 0.0015, 0.004]), strict=False))
+    requests = [
+        replace(
+            each,
+            at_s=1000.0 * each.id,
+            left_s=left_s.get(each.id, each.left_s),
+            output_tokens=0 if each.id in left_s else each.output_tokens,
+        )
+        for each in scenario.requests[:-1]
+    ]
+    return evolve(scenario, requests=tuple(requests))
+
+
+@pytest.mark.slow
+async def test_what_clients_left_is_found_again(autojump_clock: Any) -> None:
+    """Three hundred requests, some aborted in or behind their prompts or in their answers: what
+    comes after them finds the same when they are simulated or replayed; simulated ones do, too."""
+    server = evolve(ROOMY, num_places=32, num_host_blocks=2000, max_batch_tokens=32)
+    once = await play(with_aborts(mixed(leave_share=0.2)), server, OPEN)
+    requests, found = once.recorded.requests, list(map(what_was_reused, once.records))
+    where = Counter(
+        (each.output_tokens > 0, each.stop is not None) for each in requests if each.left_s
+    )
+    assert len(requests) >= 300
+    assert where[True, False] > 20
+    assert min(where[False, False], where[False, True]) >= 2
+    assert list(map(what_was_reused, in_virtual_time(once.recorded, server))) == found
+    again = await play(once.recorded, server)
+    pairs = zip(requests, found, map(what_was_reused, again.records), strict=True)
+    assert [each for each, before, after in pairs if each.stop is None and before != after] == []
