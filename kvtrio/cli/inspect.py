@@ -21,7 +21,10 @@ def inspect(
     *,
     model: Annotated[
         Path | None,
-        Parameter(name=["--model", "-m"], help="The adapter's model: whether it fits there."),
+        Parameter(
+            name=["--model", "-m"],
+            help="The adapter's or the session's model: whether it fits there.",
+        ),
     ] = None,
     parallel: Annotated[
         int, Parameter(name=["--parallel", "-np"], validator=Count, help="Places to count for.")
@@ -41,7 +44,7 @@ def inspect(
     """Show what a file is: architecture, sizes, types, memory, state, template; or why it is
     refused.
 
-    Nothing of its weights is read, and no memory is set aside. For example:
+    Weights are read for a session's --model only, and no memory is set aside. For example:
     `kvtrio inspect model.gguf -np 8 -c 32768`.
 
     Exit codes: 0 it can be used, 2 it cannot (one line says why), 1 a fault.

@@ -1,6 +1,5 @@
 """What ``kvtrio inspect`` finds: rows of words and numbers, from files' heads alone."""
 
-import json
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -9,36 +8,43 @@ from pathlib import Path
 
 from attrs import frozen
 
-from kvtrio.backends.base import BackendError
+from kvtrio.backends.base import BackendError, BackendInfo, BackendSettings
 from kvtrio.backends.cpu_model import require_kernels
-from kvtrio.backends.groups import core_groups, layer_groups
+from kvtrio.backends.memory import Sizing
 from kvtrio.cli import exits
-from kvtrio.cli.backend import MIB, SLOTS_PER_PLACE
+from kvtrio.cli.backend import MIB, backend_settings, choose_backend, suited
+from kvtrio.cli.identity import server_identity
 from kvtrio.cli.prepare import choose_context
-from kvtrio.config import ConfigError, SchedulingSettings
-from kvtrio.core.config import Group, widest_window, window_blocks
+from kvtrio.cli.rows import Rows, print_rows
+from kvtrio.cli.sizing import sizing_of
+from kvtrio.config import (
+    ConfigError,
+    HttpOptions,
+    LogSettings,
+    ModelSettings,
+    SchedulingSettings,
+    ServeConfig,
+    StateSettings,
+)
 from kvtrio.core.stored import StoreError
 from kvtrio.core.types import StateClass
 from kvtrio.model.adapter_config import read_peft_config
 from kvtrio.model.adapter_peft import CONFIG, MAX_CONFIG_BYTES
 from kvtrio.model.adapters import load_adapter
 from kvtrio.model.architectures import read_spec
+from kvtrio.model.digest import content_digest
 from kvtrio.model.errors import ModelFileError
 from kvtrio.model.gguf_file import open_gguf
 from kvtrio.model.model_file import ModelFile
 from kvtrio.model.opening import open_model
 from kvtrio.model.paths import open_path
 from kvtrio.model.spec import AttentionSpec, ExpertsSpec, LatentAttentionSpec, ModelSpec
-from kvtrio.model.template import check_usable, load_template
+from kvtrio.model.template import TemplateError, check_usable, load_template
 from kvtrio.model.tokenizer import load_tokenizer
+from kvtrio.plugins import PluginError
 from kvtrio.store.manifest import read_manifest
 
-BLOCK = 16
-CACHE_VALUE_BYTES = 2
-"""f16, the default of ``--cache-type-k`` and ``-v``."""
 SESSION_START = b"kvtrio session "
-Rows = dict[str, object]
-"""By name, in the order in which they are shown."""
 
 
 @frozen
@@ -55,7 +61,7 @@ def run_inspect(wishes: Wishes, *, as_json: bool) -> int:
     """Return the exit code."""
     try:
         rows = _rows(wishes)
-    except (ModelFileError, ConfigError) as error:
+    except (BackendError, ConfigError, ModelFileError, PluginError, TemplateError) as error:
         exits.complain(error)
         return exits.USAGE
     except StoreError as error:
@@ -64,32 +70,14 @@ def run_inspect(wishes: Wishes, *, as_json: bool) -> int:
     except OSError as error:
         exits.complain(f"{wishes.path}: {error.strerror}")
         return exits.USAGE
-    print(json.dumps(rows, indent=1) if as_json else shown(rows))
+    print_rows(rows, as_json=as_json)
     return exits.OK
-
-
-def shown(rows: Rows) -> str:
-    """One line per row, names padded to one width."""
-    width = max(map(len, rows))
-    return "\n".join(f"{name.ljust(width)}  {_text(value)}" for name, value in rows.items())
-
-
-def _text(value: object) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, int):
-        return f"{value:,}"
-    if isinstance(value, float):
-        return f"{value:,.1f}"
-    if isinstance(value, dict):
-        return ", ".join(f"{name} {_text(number)}" for name, number in value.items())
-    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def _rows(wishes: Wishes) -> Rows:
     path = wishes.path
     if path.is_file() and _begins_with(path, SESSION_START):
-        return session_rows(path)
+        return session_rows(path, wishes)
     if (path / CONFIG).is_file() or (path.is_file() and _is_adapter(path)):
         return adapter_rows(path, wishes.model)
     with open_model(path) as file:
@@ -112,18 +100,39 @@ def _is_adapter(path: Path) -> bool:
 def model_rows(file: ModelFile, wishes: Wishes) -> Rows:
     """Raises ModelFileError for a model that would not be served."""
     spec = read_spec(file)
-    context = choose_context(spec.context_length, wishes.context)
+    sizing, _ = _sizing(file, spec, wishes)
     return {
         "model": spec.name or file.path.name,
         "architecture": spec.architecture,
         **_sizes(spec),
         "parameters": sum(prod(tensor.shape) for tensor in file.tensors.values()),
         "weights, MiB by type": _types(file),
-        **_state(spec),
-        **_memory(file, spec, wishes.num_places, context),
+        **_state(spec, sizing.info),
+        **_memory(sizing, wishes.num_places),
         **_template(file),
-        "kernels": _kernels(spec),
+        "kernels": _kernels(spec, sizing.info),
     }
+
+
+def _sizing(file: ModelFile, spec: ModelSpec, wishes: Wishes) -> tuple[Sizing, BackendSettings]:
+    config = serve_config(wishes)
+    settings = backend_settings(config, choose_context(spec.context_length, wishes.context))
+    chosen = suited(choose_backend(config.model), spec, config.model)
+    sizing = sizing_of(chosen, file, spec.for_context(settings.max_context), settings)
+    assert sizing is not None, "the backends that are chosen by default say what they take"
+    return sizing, settings
+
+
+def serve_config(wishes: Wishes) -> ServeConfig:
+    """What ``kvtrio serve`` would be told, with nothing kept of past requests."""
+    return ServeConfig(
+        name=str(wishes.path),
+        model=ModelSettings(ctx_size=wishes.context),
+        http=HttpOptions(),
+        scheduling=SchedulingSettings(parallel=wishes.num_places),
+        state=StateSettings(cache_ram=0),
+        logs=LogSettings(),
+    )
 
 
 def _sizes(spec: ModelSpec) -> Rows:
@@ -158,10 +167,6 @@ def _types(file: ModelFile) -> Mapping[str, float]:
     return {name: round(size / MIB, 1) for name, size in sizes.most_common()}
 
 
-def _groups(spec: ModelSpec) -> tuple[Group, ...]:
-    return core_groups(layer_groups(spec), CACHE_VALUE_BYTES, spec.context_length)
-
-
 WORDS = {
     StateClass.TOKEN: "a token",
     StateClass.WINDOW: "a token in a window",
@@ -169,11 +174,11 @@ WORDS = {
 }
 
 
-def _state(spec: ModelSpec) -> Rows:
+def _state(spec: ModelSpec, info: BackendInfo) -> Rows:
     """Bytes that are kept, by how far they reach."""
     sizes: Counter[str] = Counter()
-    windows = sorted({group.window for group in _groups(spec) if group.window})
-    for group in _groups(spec):
+    windows = sorted({group.window for group in info.groups if group.window})
+    for group in info.groups:
         sizes[WORDS[group.state_class]] += group.bytes_per_token or group.bytes_per_state
     rows: Rows = {"state, bytes for": dict(sizes)}
     if windows:
@@ -183,21 +188,15 @@ def _state(spec: ModelSpec) -> Rows:
     return rows | {"conversations resume": resumes}
 
 
-def _memory(file: ModelFile, spec: ModelSpec, num_places: int, context: int) -> Rows:
-    """What ``kvtrio serve`` sets aside, without ``--cache-ram``."""
-    groups = core_groups(layer_groups(spec), CACHE_VALUE_BYTES, context)
-    num_blocks = num_places * (-(-context // BLOCK) + 1)
-    step, window = SchedulingSettings().batch_size, widest_window(groups)
-    num_parts = window_blocks(window, BLOCK, num_places, step, num_blocks)
-    counts = {StateClass.TOKEN: num_blocks, StateClass.WINDOW: num_parts, StateClass.POINT: 0}
-    pools = sum(group.bytes_per_token * BLOCK * counts[group.state_class] for group in groups)
-    slots = sum(group.bytes_per_state for group in groups) * SLOTS_PER_PLACE * num_places
-    weights = sum(tensor.num_bytes for tensor in file.tensors.values())
+def _memory(sizing: Sizing, num_places: int) -> Rows:
+    """What ``kvtrio serve`` sets aside, without ``--cache-ram``, by its own sums."""
+    needs, info = sizing.rooms[0].needs, sizing.info
     return {
-        f"memory, MiB for {num_places} places of {context:,} tokens": {
-            "weights": round(weights / MIB, 1),
-            "state": round((pools + slots) / MIB, 1),
-            "sum": round((weights + pools + slots) / MIB, 1),
+        f"memory, MiB for {num_places} places of {info.max_context:,} tokens": {
+            "weights": round(info.weight_bytes / MIB, 1),
+            "steps and loading": round((needs.weights - info.weight_bytes) / MIB, 1),
+            "state": round(needs.pools / MIB, 1),
+            "sum": round((needs.weights + needs.pools) / MIB, 1),
         }
     }
 
@@ -214,11 +213,13 @@ def _template(file: ModelFile) -> Rows:
     return {"chat template": template.name, "it takes": able}
 
 
-def _kernels(spec: ModelSpec) -> str:
+def _kernels(spec: ModelSpec, info: BackendInfo) -> str:
     try:
         require_kernels(spec)
     except BackendError as error:
         return f"none for it on the CPU, torch computes ({error})"
+    if info.num_converted:
+        return f"compiled ones; {info.num_converted} matrices of other types become Q8_0"
     return "compiled ones, where this machine has them"
 
 
@@ -259,16 +260,29 @@ def _head_of_adapter(path: Path) -> Rows:
         }
 
 
-def session_rows(path: Path) -> Rows:
-    """Raises StoreError."""
+def session_rows(path: Path, wishes: Wishes) -> Rows:
+    """With its model also whether a server with the flags' defaults here takes it. Raises
+    StoreError."""
     with path.open("rb") as file:
         manifest = read_manifest(file.read)
     info = manifest.info(path.name)
-    return {
+    rows: Rows = {
         "session": path.name,
         "tokens": info.num_tokens,
         "checkpoints": info.num_states,
         "MiB": round(info.num_bytes / MIB, 1),
         "complete": manifest.is_complete,
         "model": manifest.identity.model.hex(),
+    }
+    if wishes.model is None:
+        return rows | {"fits": "--model tells"}
+    with open_model(wishes.model) as model:
+        spec = read_spec(model)
+        sizing, settings = _sizing(model, spec, wishes)
+        spec = spec.for_context(settings.max_context)
+        weights = content_digest(model.part_paths)
+    own = server_identity(weights, spec, sizing.info, settings)
+    return rows | {
+        "same model": manifest.identity.model == own.model,
+        "same types and kernels": manifest.identity.format == own.format,
     }

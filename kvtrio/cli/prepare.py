@@ -1,34 +1,28 @@
 """What has to be right before the server starts: keys, sizes, the model file."""
 
-import os
 import socket
-import time
 from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
 
-import gguf
 from attrs import frozen
 
 from kvtrio import plugins
 from kvtrio.backends.base import BackendInfo, BackendSettings
 from kvtrio.cli.adapters import ReadyAdapter, read_adapters, wanted_adapters
 from kvtrio.cli.backend import Chosen, backend_settings, choose_backend, suited
-from kvtrio.cli.interpreter import Pacer
 from kvtrio.cli.saved_sessions import open_sessions
-from kvtrio.cli.weights import weights_of
-from kvtrio.config import DEFAULT_CONTEXT, ConfigError, ModelSettings, ServeConfig
+from kvtrio.cli.served import alias_of, read_text, served_model
+from kvtrio.cli.weights import as_wanted, weights_of
+from kvtrio.config import DEFAULT_CONTEXT, ConfigError, ServeConfig
 from kvtrio.core.config import CoreConfig
 from kvtrio.core.policy import Policy
 from kvtrio.model.architectures import read_spec
-from kvtrio.model.builtin_templates import BUILTIN_TEMPLATES
 from kvtrio.model.fetch import CATALOGUE, default_cache_dir, fetch
 from kvtrio.model.folder import CONFIG
 from kvtrio.model.model_file import ModelFile
 from kvtrio.model.opening import open_model
 from kvtrio.model.spec import ModelSpec
-from kvtrio.model.template import ChatTemplate, check_usable, load_template
-from kvtrio.model.tokenizer import Tokenizer, load_tokenizer
 from kvtrio.serve.run import open_sockets
 from kvtrio.serve.schema import MAX_NAME_CHARS
 from kvtrio.serve.served import ServedModel
@@ -37,8 +31,6 @@ from kvtrio.store.sessions import SessionStore
 DEFAULT_MODEL = "smollm2"
 WAITING_PER_PLACE = 4
 """Of the longest requests, unless the user says otherwise."""
-VOCAB_TYPES = {"llama": 1, "gpt2": 2, "gemma4": 2}
-"""llama.cpp's ``llama_vocab_type`` (include/llama.h) by ``tokenizer.ggml.model``."""
 
 
 @frozen(kw_only=True, eq=False)
@@ -62,6 +54,20 @@ class Prepared:
     """Where conversations are saved."""
 
 
+@frozen(kw_only=True, eq=False)
+class Opened:
+    """A model and what goes with it, checked against each other; no weight is read yet."""
+
+    file: ModelFile
+    """As it is to be loaded."""
+    spec: ModelSpec
+    """For the context."""
+    backend: Chosen
+    settings: BackendSettings
+    served: ServedModel
+    adapters: tuple[ReadyAdapter, ...]
+
+
 def prepare(config: ServeConfig, stack: ExitStack) -> Prepared:
     """Look at everything that can be wrong, the cheap things first; ``stack`` closes what is open.
 
@@ -69,13 +75,8 @@ def prepare(config: ServeConfig, stack: ExitStack) -> Prepared:
     ``TemplateError``.
     """
     scheduling = config.scheduling
-    if scheduling.batch_size < scheduling.parallel:
-        raise ConfigError(
-            f"--batch-size {scheduling.batch_size} is less than --parallel {scheduling.parallel}"
-        )
     check_given(config)
     purposes = split_purposes(config.state.purposes)
-    check_adapter_dir(config.adapters.lora_dir)
     sessions = open_sessions(config.state.slot_save_path, stack)
     keys = read_keys(config.http.api_key, config.http.api_key_file)
     policy = plugins.load(plugins.SCHEDULERS, scheduling.scheduler)()
@@ -83,32 +84,54 @@ def prepare(config: ServeConfig, stack: ExitStack) -> Prepared:
     sockets = open_sockets(config.http.host, config.http.port)
     for sock in sockets:
         stack.callback(sock.close)
-    source = stack.enter_context(open_model(find_model(config.name, config.model.model)))
-    spec = read_spec(source)
-    context = choose_context(spec.context_length, config.model.ctx_size)
-    spec = spec.for_context(context)
-    adapters = read_adapters(wanted_adapters(config.adapters, _alias(source, config.model)), spec)
-    file, weights = weights_of(source, config.model.quantize)
+    opened = open_checked(config, backend, stack)
+    file, weights = weights_of(opened.file, config.model.quantize)
     stack.callback(file.close)
     return Prepared(
         config=config,
         keys=keys,
         policy=policy,
-        backend=suited(backend, spec, config.model),
-        backend_settings=backend_settings(config, context),
+        backend=opened.backend,
+        backend_settings=opened.settings,
         sockets=sockets,
         file=file,
         weights=weights,
-        spec=spec,
-        served=_served(file, spec, config.model),
-        adapters=adapters,
+        spec=opened.spec,
+        served=opened.served,
+        adapters=opened.adapters,
         purposes=purposes,
         sessions=sessions,
     )
 
 
+def open_checked(config: ServeConfig, backend: Chosen, stack: ExitStack) -> Opened:
+    """The model and its adapters; ``stack`` closes the files. Raises as ``prepare``."""
+    path = find_model(config.name, config.model.model)
+    file = as_wanted(stack.enter_context(open_model(path)), config.model.quantize)
+    spec = read_spec(file)
+    context = choose_context(spec.context_length, config.model.ctx_size)
+    spec = spec.for_context(context)
+    wanted = wanted_adapters(config.adapters, alias_of(file, config.model))
+    adapters = read_adapters(wanted, spec)
+    return Opened(
+        file=file,
+        spec=spec,
+        backend=suited(backend, spec, config.model),
+        settings=backend_settings(config, context),
+        served=served_model(file, spec, config.model),
+        adapters=adapters,
+    )
+
+
 def check_given(config: ServeConfig) -> None:
-    """Refuse empty words: an unset variable of the user's shell must not choose a default."""
+    """Refuse flags that do not go together, and empty words: an unset variable of the user's shell
+    must not choose a default."""
+    scheduling = config.scheduling
+    if scheduling.batch_size < scheduling.parallel:
+        raise ConfigError(
+            f"--batch-size {scheduling.batch_size} is less than --parallel {scheduling.parallel}"
+        )
+    check_adapter_dir(config.adapters.lora_dir)
     words = {
         "MODEL": config.name,
         "--model": config.model.model,
@@ -197,75 +220,3 @@ def read_keys(given: Iterable[str], file: Path | None) -> tuple[str, ...]:
             # An empty file would leave the server open to everybody, the opposite of the wish.
             raise ConfigError("--api-key-file holds no key")
     return tuple(dict.fromkeys(key for key in keys if key))
-
-
-def read_text(path: Path, flag: str) -> str:
-    """Return a small text file's content; raises ``ConfigError`` that names ``flag``."""
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{flag} {path}: {os.strerror(error.errno or 5)}") from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"{flag} {path}: not UTF-8 text") from None
-
-
-def _served(file: ModelFile, spec: ModelSpec, settings: ModelSettings) -> ServedModel:
-    tokenizer = load_tokenizer(
-        file.metadata, cutting=file.pre_tokenizer, pause=Pacer(time.thread_time, time.sleep)
-    )
-    template = _template(file, tokenizer, settings.chat_template)
-    return ServedModel(
-        alias=_alias(file, settings),
-        tokenizer=tokenizer,
-        template=template,
-        spec=spec,
-        model_path_name=file.path.name,
-        size=sum(tensor.num_bytes for tensor in file.tensors.values()),
-        n_params=sum(_num_values(tensor.shape) for tensor in file.tensors.values()),
-        ftype=_ftype(file),
-        vocab_type=VOCAB_TYPES[str(file.metadata["tokenizer.ggml.model"])],
-        template_note=_template_note(file, template, settings.chat_template),
-    )
-
-
-def _alias(file: ModelFile, settings: ModelSettings) -> str:
-    own = file.path.resolve().name if file.path.is_dir() else file.path.stem
-    return settings.alias or own
-
-
-def _template(file: ModelFile, tokenizer: Tokenizer, given: str | None) -> ChatTemplate:
-    is_file = given is not None and given not in BUILTIN_TEMPLATES
-    override = read_template(Path(given)) if is_file and given else given
-    template = load_template(file.metadata, override, tokenizer.bos_text, tokenizer.eos_text)
-    check_usable(template)
-    return template
-
-
-def read_template(path: Path) -> str:
-    """A file's template; raises ``ConfigError`` if there is none in it."""
-    text = read_text(path.expanduser(), "--chat-template")
-    if "{" not in text:
-        what = "has no Jinja in it" if text.strip() else "is empty"
-        raise ConfigError(f"--chat-template {path}: the file {what}")
-    return text
-
-
-def _template_note(file: ModelFile, template: ChatTemplate, given: str | None) -> str | None:
-    if given is not None or file.metadata.get("tokenizer.chat_template"):
-        return None
-    return f"the model has no chat template; {template.name} stands in (--chat-template changes it)"
-
-
-def _num_values(shape: tuple[int, ...]) -> int:
-    count = 1
-    for size in shape:
-        count *= size
-    return count
-
-
-def _ftype(file: ModelFile) -> str:
-    """Name of the file's main tensor type, as llama.cpp writes it in ``general.file_type``."""
-    number = file.metadata.get("general.file_type")
-    names = {kind.value: kind.name for kind in gguf.LlamaFileType}
-    name = names.get(number, "unknown") if isinstance(number, int) else "unknown"
-    return name.removeprefix("MOSTLY_").removeprefix("ALL_")

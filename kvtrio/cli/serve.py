@@ -34,6 +34,19 @@ def serve(
     adapters: AdapterSettings | None = None,
     logs: LogSettings | None = None,
     record: RecordSettings | None = None,
+    dry_run: Annotated[
+        bool,
+        Parameter(
+            name="--dry-run",
+            negative="",
+            help="Read the model and the adapters, say whether all would fit into memory with "
+            "these flags, and exit: 0 it fits, 2 it does not. No port is taken and nothing "
+            "written, and no memory set aside.",
+        ),
+    ] = False,
+    json: Annotated[
+        bool, Parameter(name="--json", negative="", help="With --dry-run: print JSON.")
+    ] = False,
 ) -> int:
     """Serve a model until SIGTERM or Ctrl-C; then running answers finish and the process exits.
     While it still loads, it exits at once.
@@ -52,6 +65,10 @@ def serve(
     )
     # torch, trio and quart take seconds to import; --help and --version do without them.
     with stop_signals(Stop.LEAVE) as stop:
+        if dry_run:
+            from kvtrio.cli.dry_run import run_dry
+
+            return run_dry(config, stop, as_json=json)
         from kvtrio.cli.run import run_server
 
         return run_server(config, stop)
