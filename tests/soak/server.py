@@ -13,7 +13,7 @@ import tempfile
 import threading
 import urllib.request
 from collections import Counter
-from contextlib import suppress
+from http.client import HTTPException
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -85,6 +85,8 @@ class Soak:
     model: Path
     chats: Chats = field(factory=Chats)
     tally: Counter[str] = field(factory=Counter)
+    faults: list[Exception] = field(factory=list)
+    """What ended a client other than the kill."""
 
     def flags(self) -> list[str]:
         disk, sessions = str(self.folder / "disk"), str(self.folder / "sessions")
@@ -106,25 +108,34 @@ class Soak:
             server.wait()
             for client in clients:
                 client.join()
+        if self.faults:
+            raise self.faults[0]
         self.tally["kills"] += 1
         self._check_size()
         if seed % 2:  # else the next server is the first to see what is there
             self._check_files()
 
     def _talk(self, server: ServerProcess, rng: Random) -> None:
-        """Until the connection breaks."""
-        with suppress(OSError):
+        """Until the connection breaks, also in the middle of an answer."""
+        try:
             while True:
-                kind = rng.randrange(8)
-                if kind < 2:
-                    act = ("save", "restore")[kind]
-                    path, body = f"/slots/{rng.randrange(2)}", {"filename": f"s{rng.randrange(3)}"}
-                    self._count(act, post(server.url, f"{path}?action={act}", body))
-                    continue
-                prompt = self.chats.next(rng)
-                answer = complete(server.url, prompt)
-                self._count("complete", answer)
-                self.chats.went_on(prompt + answer["tokens"])
+                self._ask(server.url, rng)
+        except (OSError, HTTPException):
+            pass
+        except Exception as fault:
+            self.faults.append(fault)
+
+    def _ask(self, url: str, rng: Random) -> None:
+        kind = rng.randrange(8)
+        if kind < 2:
+            act = ("save", "restore")[kind]
+            path, body = f"/slots/{rng.randrange(2)}", {"filename": f"s{rng.randrange(3)}"}
+            self._count(act, post(url, f"{path}?action={act}", body))
+            return
+        prompt = self.chats.next(rng)
+        answer = complete(url, prompt)
+        self._count("complete", answer)
+        self.chats.went_on(prompt + answer["tokens"])
 
     def _count(self, what: str, answer: dict[str, Any]) -> None:
         assert answer["status"] < 500, (what, answer)
