@@ -67,7 +67,7 @@ class Moment:
 
 
 TokenFunction = Callable[[Moment], int | None]
-"""None stands for logits that are not finite."""
+"""None stands for logits that are not finite; a MemoryError for rows that do not fit."""
 
 
 @frozen
@@ -147,7 +147,14 @@ class SimBackend:
         digests = [self._write(chunk) for chunk in batch.chunks]
         for chunk, digest in zip(batch.chunks, digests, strict=True):
             self._verify(chunk, digest)
-        return StepResult(tuple(map(self._sample, batch.chunks)), saved)
+        sampled, unplaced = list[Sampled | None](), list[RequestId]()
+        for chunk in batch.chunks:
+            try:
+                sampled.append(self._sample(chunk))
+            except MemoryError:
+                sampled.append(None)
+                unplaced.append(chunk.request_id)
+        return StepResult(tuple(sampled), saved, tuple(unplaced))
 
     def copy(self, copy: Copy) -> None:
         """See ``moves.Places``."""

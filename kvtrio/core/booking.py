@@ -3,7 +3,16 @@
 from attrs import frozen
 
 from kvtrio.core.batch import Batch, Chunk, Sampled, StepResult
-from kvtrio.core.events import Gap, OtherPrompt, Output, Piece, Progress, Started, TokenOut
+from kvtrio.core.events import (
+    Finished,
+    Gap,
+    OtherPrompt,
+    Output,
+    Piece,
+    Progress,
+    Started,
+    TokenOut,
+)
 from kvtrio.core.request import Request
 from kvtrio.core.state import State
 from kvtrio.core.types import FinishReason, GapCause, RequestState
@@ -38,13 +47,25 @@ def book_step(state: State, batch: Batch, result: StepResult, now: float) -> lis
         outputs=[],
     )
     requests, rows = state.requests, state.streams.rows
+    unplaced = frozenset(result.unplaced)
     for chunk, sampled in zip(batch.chunks, result.sampled, strict=True):
         request = requests[chunk.request_id]
-        if chunk.request_id in rows:
+        if unplaced and chunk.request_id in unplaced:
+            step.outputs.append(_end_unplaced(state, request, now))
+        elif chunk.request_id in rows:
             _book_row(state, request, sampled, step)
         else:
             _book_chunk(state, request, chunk, sampled, step)
     return step.outputs
+
+
+def _end_unplaced(state: State, request: Request, now: float) -> Finished:
+    """Nothing of its chunk counts, and its running state may be half of a step further."""
+    request.in_flight = False
+    if request.slot is not None:
+        state.tables.states.give_up(request)
+    reason = FinishReason.ABORT if request.is_aborted else FinishReason.NO_MEMORY
+    return state.finish(request, reason, now)
 
 
 def _largest_prompt(state: State, batch: Batch) -> OtherPrompt | None:

@@ -58,6 +58,10 @@ class CoreConfig:
     """The same in RAM, all for checkpoints."""
     disk_bytes: int = 0
     """Of all files of the disk tier; 0: there is none."""
+    num_spare_blocks: int = 0
+    """Per group, on the device, beyond what running requests may need: for state that is kept."""
+    num_spare_window_blocks: int = 0
+    """The same per group with a sliding window."""
     num_host_window_blocks: int = field()
     """Per group with a sliding window, in RAM; by default as many as ``num_host_blocks``."""
     checkpoint_spacing: int = 32
@@ -100,15 +104,18 @@ class CoreConfig:
     @property
     def num_blocks(self) -> int:
         """Per group, on the device: every place's longest request, and one block each to copy
-        from. Running requests therefore never run out."""
-        return self.num_places * (-(-self.max_context // self.block_size) + 1)
+        from. Running requests therefore never run out. And what is spare."""
+        return self._num_needed_blocks + self.num_spare_blocks
 
     @property
     def num_window_blocks(self) -> int:
         """Per group with a sliding window, on the device."""
-        return window_blocks(
-            self.window, self.block_size, self.num_places, self.max_batch_tokens, self.num_blocks
-        )
+        sizes = (self.window, self.block_size, self.num_places, self.max_batch_tokens)
+        return window_blocks(*sizes, self._num_needed_blocks) + self.num_spare_window_blocks
+
+    @property
+    def _num_needed_blocks(self) -> int:
+        return self.num_places * (-(-self.max_context // self.block_size) + 1)
 
 
 def widest_window(groups: Iterable[Group]) -> int:

@@ -119,6 +119,15 @@ class RequestStates:
             start = (at - 1) // self.cache.config.block_size * self.cache.config.block_size
             states.hand_over(block, at - start, slot)
 
+    def give_up(self, request: Request) -> None:
+        """Its state is not what its tokens left."""
+        states, slot = self.cache.states, request.slot
+        assert states is not None
+        assert slot is not None
+        request.slot = request.rolling = None
+        request.note_tables()
+        states.free(slot)
+
     def _holder(self, request: Request, at: int) -> Block | None:
         """The published block that holds the last of ``at`` tokens."""
         size = self.cache.config.block_size

@@ -19,6 +19,8 @@ class FinishReason(Enum):
     """It did not start in time."""
     ERROR = "error"
     """The model gave no finite numbers for its next token."""
+    NO_MEMORY = "no_memory"
+    """A step had no memory for its part, not even alone."""
 
 
 class GapCause(Enum):

@@ -35,7 +35,7 @@ from kvtrio.replay.scenario_file import MAX_LINE_BYTES, ScenarioError
 DONE = b'"event":"request.done"'
 LOOK_BACK = 256
 """Requests among which one is looked for that a prompt may go on from."""
-GONE = (FinishReason.ABORT, FinishReason.DEADLINE, FinishReason.ERROR)
+GONE = frozenset(FinishReason) - {FinishReason.STOP, FinishReason.LENGTH}
 Tokens = Annotated[int, Meta(ge=0, le=MAX_TOKENS)]
 
 

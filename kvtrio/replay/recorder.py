@@ -22,7 +22,7 @@ from kvtrio.replay.scenario import MAX_PIECES, Adapter, Fresh, Line, Part, Piece
 
 MAX_KNOWN_TOKENS = 8_000_000
 """That new prompts are compared with; 17 bytes each, measured, so 140 MB at most."""
-GONE = (FinishReason.ABORT, FinishReason.DEADLINE, FinishReason.ERROR)
+GONE = frozenset(FinishReason) - {FinishReason.STOP, FinishReason.LENGTH}
 
 
 @define(eq=False)

@@ -213,6 +213,9 @@ NOT_FINITE = ErrorSpec(
     "server_error",
     "the model, with the adapters of this request, gives no finite numbers for it",
 )
+NO_MEMORY = ErrorSpec(
+    "no_memory", 503, UNAVAILABLE, "the device has no memory for a step of this request", 1
+)
 DRAINING = ErrorSpec(
     "draining", 503, UNAVAILABLE, "the server is shutting down and takes no new requests", 5
 )

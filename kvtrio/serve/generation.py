@@ -17,6 +17,7 @@ from kvtrio.serve.errors import (
     DEADLINE,
     DRAINING,
     EMPTY_PROMPT,
+    NO_MEMORY,
     NOT_FINITE,
     QUEUE_FULL,
     QUEUE_TOKENS,
@@ -33,6 +34,8 @@ NOT_NOW = {
     RejectReason.DEADLINE: DEADLINE,
 }
 """Refusals of the moment: the same request may be taken later."""
+FAILED = {FinishReason.ERROR: NOT_FINITE, FinishReason.NO_MEMORY: NO_MEMORY}
+"""Requests that the model could not go on with."""
 
 
 @frozen(kw_only=True)
@@ -170,8 +173,8 @@ class Generation:
         if finished.reason is FinishReason.DEADLINE:
             retry_after_s = self._engine.predicted_start_s()
             raise ApiError(DEADLINE, retry_after_s=retry_after_s, predicted_s=self.predicted_s)
-        if finished.reason is FinishReason.ERROR:
-            raise ApiError(NOT_FINITE)
+        if finished.reason in FAILED:
+            raise ApiError(FAILED[finished.reason])
         if finished.reason is FinishReason.ABORT:
             raise ApiError(STOPPED)
         text = "" if choice.is_silent else finished.text

@@ -17,7 +17,7 @@ from kvtrio.core.events import Finished, Output, Progress, Started
 from kvtrio.core.types import FinishReason
 from kvtrio.engine import Engine, EngineStopped, Handle, Refused
 from kvtrio.serve.errors import CONTEXT_SIZE, QUEUE_FULL, STOPPED, ApiError
-from kvtrio.serve.generation import refusal_error, submit_of
+from kvtrio.serve.generation import FAILED, refusal_error, submit_of
 from kvtrio.serve.idle import IdleTime
 from kvtrio.serve.job import Job
 from kvtrio.serve.schema import MAX_PRIORITY
@@ -51,7 +51,7 @@ class Warmed:
                 self._num_known = output.num_cached_tokens + output.num_computed_tokens
                 self._num_computed += output.num_computed_tokens
                 self._num_computed_now = 0
-                self.is_complete = output.reason not in (FinishReason.ABORT, FinishReason.ERROR)
+                self.is_complete = output.reason not in (FinishReason.ABORT, *FAILED)
 
     @property
     def num_computed(self) -> int:
@@ -121,6 +121,8 @@ async def _read(handle: Handle, job: Job, warmed: Warmed, on_start: OnStart) -> 
         async for outputs in handle:
             for output in outputs:
                 warmed.note(output)
+                if isinstance(output, Finished) and output.reason in FAILED:
+                    raise ApiError(FAILED[output.reason])
                 if isinstance(output, Started):
                     on_start(output.place, job)
     except EngineStopped:

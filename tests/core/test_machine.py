@@ -1,15 +1,26 @@
 """The core, one behaviour at a time."""
 
 import pytest
+from attrs import evolve
 
 from harness.core_fakes import NumberMatcher, answer, make_core, submit
 from kvtrio.core import invariants
 from kvtrio.core.batch import StepResult
+from kvtrio.core.config import Group
 from kvtrio.core.events import Abort, Drain, Finished, Progress, Rejected, Started, TokenOut
+from kvtrio.core.identity import TOKEN_MASK
 from kvtrio.core.policy import Plan, PolicyError, Share, View
-from kvtrio.core.types import FinishReason, RejectReason, RequestId
+from kvtrio.core.types import FinishReason, RejectReason, RequestId, StateClass, Tier
 from kvtrio.schedulers.fcfs import FCFS
 from kvtrio.schedulers.priority import Priority
+
+STATES = {
+    "groups": (
+        Group(StateClass.TOKEN, None, 24),
+        Group(StateClass.POINT, None, 0, bytes_per_state=24),
+    ),
+    "num_state_slots": 8,
+}
 
 
 def step(core, now=0.0, token_id=7):
@@ -169,6 +180,30 @@ def test_a_request_without_its_next_token_ends_alone(num_tokens):
     assert (finished.request_id, finished.reason) == (1, FinishReason.ERROR)
     assert finished.num_generated_tokens == num_tokens
     invariants.check(core)
+    assert [f.reason for f in of(Finished, run(core))] == [FinishReason.LENGTH]
+    assert num_held(core) == 0
+
+
+@pytest.mark.parametrize("num_tokens", [0, 1])
+@pytest.mark.parametrize("with_states", [False, True])
+def test_a_request_that_no_step_has_memory_for_ends_alone(num_tokens, with_states):
+    """Nothing of its chunk counts: what it would have written is neither published nor resumed."""
+    core = make_core(**STATES if with_states else {})
+    for number in (1, 2):
+        core.handle(submit(number), 0.0)
+    for _ in range(num_tokens):
+        batch = core.schedule(0.0)
+        core.update(batch, answer(batch), 0.0)
+    batch = core.schedule(0.0)
+    result = evolve(answer(batch), unplaced=(RequestId(1),))
+    (finished,) = [f for f in core.update(batch, result, 0.0) if type(f) is Finished]
+    assert (finished.request_id, finished.reason) == (1, FinishReason.NO_MEMORY)
+    assert finished.num_generated_tokens == num_tokens
+    invariants.check(core)
+    own = [block for block in core.cache.index.root.children if block.tags[0] & TOKEN_MASK == 100]
+    assert bool(own) is (num_tokens > 0)
+    if with_states:
+        assert core.cache.states.num_used[Tier.DEVICE] == 1
     assert [f.reason for f in of(Finished, run(core))] == [FinishReason.LENGTH]
     assert num_held(core) == 0
 
@@ -353,3 +388,16 @@ def test_a_policy_cannot_change_what_tenants_got():
     core.handle(submit(1), 0.0)
     step(core)
     assert core.service.counters[b""] > 0.0
+
+
+def test_spare_blocks_keep_state_on_the_device():
+    """A prompt is found again after more others than a device without them holds."""
+    found = []
+    for spare in (0, 40):
+        core = make_core(num_host_blocks=0, num_spare_blocks=spare, num_spare_window_blocks=spare)
+        for number in (*range(1, 16), 1):
+            tokens = tuple(range(100 * number, 100 * number + 14))
+            core.handle(submit(len(found) + 100 + number, token_ids=tokens), 0.0)
+            (finished,) = of(Finished, run(core))
+        found.append(finished.num_cached_tokens)
+    assert found == [0, 13]

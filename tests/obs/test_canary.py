@@ -21,6 +21,7 @@ from attrs import define, evolve, field, frozen
 from harness.serving import EOS, SEALER, Reply, Serving, served_model, serving
 from harness.virtual import SimSettings
 from harness.virtual_http import Call
+from kvtrio.backends.sim import Moment
 from kvtrio.model.tokenizer import MAX_TEXT_CHARS
 from kvtrio.obs.logging import Clock, Log, library_bridge
 from kvtrio.obs.observer import JsonObserver
@@ -383,11 +384,18 @@ async def test_faults_of_ours(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_numbers_that_are_not_finite(
-    autojump_clock: Any, recorder: Recorder, stream: bool
+@pytest.mark.parametrize("code", ["not_finite", "no_memory"])
+async def test_steps_that_fail(
+    autojump_clock: Any, recorder: Recorder, stream: bool, code: str
 ) -> None:
-    """A model without a token for a prompt says so in its own words."""
-    sim = SimSettings(token_function=lambda moment: None)
+    """A model without a token for a prompt, or without memory, says so in its own words."""
+
+    def token(moment: Moment) -> int | None:
+        if code == "no_memory":
+            raise MemoryError(CANARY)
+        return None
+
+    sim = SimSettings(token_function=token)
     async with recorder.serving(sim=sim) as server:
         for path in GENERATING:
             reply = await server.post(path, full_body(stream=stream), headers=HEADERS)
@@ -395,7 +403,7 @@ async def test_numbers_that_are_not_finite(
                 recorder.see(reply.events[-1]["error"])
             else:
                 recorder.look(reply)
-    assert recorder.codes == {"not_finite"}
+    assert recorder.codes == {code}
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -452,6 +460,7 @@ def test_every_error_is_driven() -> None:
         "draining",
         "internal",
         "not_finite",
+        "no_memory",
         "stopped",
         "not_found",
         "method_not_allowed",

@@ -122,5 +122,5 @@ def test_an_event_cannot_be_changed() -> None:
 
 def test_enums_of_the_core_are_words_of_ours() -> None:
     """Finish reasons are logged under OpenAI's names where it has them."""
-    known = {"stop", "length", "abort", "deadline", "error"}
+    known = {"stop", "length", "abort", "deadline", "error", "no_memory"}
     assert {reason.value for reason in FinishReason} == known

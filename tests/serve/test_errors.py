@@ -9,6 +9,7 @@ import trio
 from harness.serving import serving
 from harness.virtual import SimSettings
 from harness.virtual_http import Call
+from kvtrio.backends.sim import Moment
 from kvtrio.serve.errors import CATALOGUE, CONTEXT_SIZE, ApiError, ErrorSpec
 
 VALUES = {
@@ -140,3 +141,30 @@ async def test_a_request_without_finite_numbers_fails_and_others_do_not(
         assert error["kvtrio"]["code"] == "not_finite"
         assert broken.status == (200 if is_streamed else 500)
         assert (await server.post("/completion", {**body, "stream": False})).status == 200
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+async def test_a_request_without_memory_for_its_step_fails_and_others_do_not(
+    autojump_clock: Any, is_streamed: bool
+) -> None:
+    """It is told to come back, also in the middle of its stream; those beside it go on."""
+
+    def token(moment: Moment) -> int:
+        if moment.row.params.temperature == 2.0 and moment.index == 2:
+            raise MemoryError
+        return ord("a")
+
+    body = {"prompt": "hi", "n_predict": 4, "stream": is_streamed}
+    others = []
+    async with serving(sim=SimSettings(token_function=token)) as server:
+
+        async def other() -> None:
+            others.append(await server.post("/completion", {**body, "stream": False}))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(other)
+            failed = await server.post("/completion", {**body, "temperature": 2.0})
+        error = failed.events[-1]["error"] if is_streamed else failed.error
+        assert error["kvtrio"]["code"] == "no_memory"
+        assert failed.status == (200 if is_streamed else 503)
+        assert others[0].json["content"] == "aaaa"
