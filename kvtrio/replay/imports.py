@@ -13,18 +13,16 @@ from pathlib import Path
 from typing import Annotated, TextIO
 
 import msgspec
-from attrs import define, field
 from msgspec import Meta, Struct
 
+from kvtrio.replay.blocks import BlockTrace, Row
 from kvtrio.replay.scenario import (
     MAX_TOKENS,
     SCHEMA,
-    Block,
     Fresh,
     Header,
     Line,
     Origin,
-    Piece,
     Request,
 )
 from kvtrio.replay.scenario_file import MAX_LINE_BYTES, ScenarioError
@@ -50,27 +48,38 @@ def import_mooncake(path: Path, shrink: int = 1) -> list[Line]:
     size = BLOCK_TOKENS // shrink
     if shrink < 1 or size * shrink != BLOCK_TOKENS:
         raise ScenarioError(f"blocks of {BLOCK_TOKENS} tokens cannot be shrunk by that")
+    lines = list(_mooncake_lines(path))
+    rows = [
+        Row(
+            ids=tuple(line.hash_ids[: -(-line.input_length // BLOCK_TOKENS)]),
+            num_prompt=-(-line.input_length // shrink),
+            num_output=-(-line.output_length // shrink),
+        )
+        for line in lines
+    ]
+    found = zip(lines, rows, BlockTrace(rows, size).requests(), strict=True)
+    requests = [
+        Request(
+            id=number,
+            at_s=line.timestamp / 1e3,
+            session=session,
+            turn=turn,
+            output_tokens=row.num_output,
+            prompt=pieces,
+        )
+        for number, (line, row, (session, turn, pieces)) in enumerate(found)
+    ]
+    return [_header(Origin.MOONCAKE, requests), *requests]
+
+
+def _mooncake_lines(path: Path) -> Iterator[MooncakeLine]:
     decode = msgspec.json.Decoder(MooncakeLine).decode
-    requests: list[Request] = []
-    families = _Families()
     with path.open("rb") as file:
         for number, raw in enumerate(iter(lambda: file.readline(MAX_LINE_BYTES), b""), 1):
             try:
-                line = decode(raw)
+                yield decode(raw)
             except (msgspec.DecodeError, UnicodeDecodeError):
                 raise ScenarioError(f"line {number}: not a line of a Mooncake trace") from None
-            session, turn = families.place(line.hash_ids)
-            requests.append(
-                Request(
-                    id=len(requests),
-                    at_s=line.timestamp / 1e3,
-                    session=session,
-                    turn=turn,
-                    output_tokens=-(-line.output_length // shrink),
-                    prompt=tuple(_blocks(line, size, -(-line.input_length // shrink))),
-                )
-            )
-    return [_header(Origin.MOONCAKE, requests), *requests]
 
 
 def import_azure(path: Path, shrink: int = 1) -> list[Line]:
@@ -109,41 +118,8 @@ def _seconds(when: str) -> float:
     return datetime.fromisoformat(f"{whole}+00:00").timestamp() + float(f"0{fraction or '.0'}")
 
 
-def _blocks(line: MooncakeLine, size: int, length: int) -> Iterator[Piece]:
-    """The last one is what is left; what no id speaks of is new."""
-    for digest in line.hash_ids:
-        if length > 0:
-            yield Block(digest, min(size, length))
-            length -= size
-    if length > 0:
-        yield Fresh(length)
-
-
 def _header(origin: Origin, requests: Sequence[Request], *, is_exact: bool = True) -> Header:
     lengths = (each.prompt_tokens + each.output_tokens for each in requests)
     return Header(
         schema=SCHEMA, origin=origin, max_context=max(lengths, default=1), is_exact=is_exact
     )
-
-
-@define(eq=False)
-class _Families:
-    """Sessions by guess: a prompt goes on from the one that had its last known block, if it begins
-    with all blocks of that one but the last, which need not have been full."""
-
-    _owner: dict[int, int] = field(init=False, factory=dict)
-    """Session in which a block was seen last."""
-    _turns: list[tuple[int, int]] = field(init=False, factory=list)
-    """Per session its number of turns, and of blocks in the last."""
-
-    def place(self, digests: Sequence[int]) -> tuple[int, int]:
-        """(session, turn)"""
-        known = [each for each in digests if each in self._owner]
-        session = self._owner[known[-1]] if known else -1
-        if not known or len(known) < max(2, self._turns[session][1] - 1):
-            session = len(self._turns)
-            self._turns.append((0, 0))
-        turn = self._turns[session][0]
-        self._turns[session] = (turn + 1, len(digests))
-        self._owner.update(dict.fromkeys(digests, session))
-        return session, turn

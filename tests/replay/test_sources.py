@@ -195,3 +195,49 @@ def test_traffic_that_cannot_be(change: dict[str, Any]) -> None:
     fault = evolve(BUSY, **change).fault()
     assert fault is not None
     assert fault.startswith("--" + next(iter(change)).replace("_", "-"))
+
+
+def mooncake_rows(path: Path, rows: list[tuple[list[int], int, int]]) -> Scenario:
+    """(ids, tokens of the prompt, tokens of the answer) of each request of a trace."""
+    path.write_text(
+        "".join(
+            f'{{"timestamp": {number}, "input_length": {num_prompt}, "output_length": {num_output},'
+            f' "hash_ids": {ids}}}\n'
+            for number, (ids, num_prompt, num_output) in enumerate(rows)
+        )
+    )
+    return scenario(import_mooncake(path))
+
+
+def test_a_turn_of_a_mooncake_trace_begins_with_the_turn_before(tmp_path: Path) -> None:
+    """Its last block, that was not full, and its answer stand at the beginning of blocks that have
+    other ids; what goes on from those has them, too."""
+    found = mooncake_rows(
+        tmp_path / "trace.jsonl",
+        [([1, 2, 3], 1100, 60), ([1, 2, 4, 5], 1800, 9), ([1, 2, 4, 6, 7], 2100, 9)],
+    )
+    _, second, third = found.requests
+    assert second.prompt == (
+        Block(1, 512),
+        Block(2, 512),
+        Ref(0, Part.PROMPT, 1024, 76),
+        Ref(0, Part.OUTPUT, 0, 60),
+        Fresh(1536 - 1160),
+        Block(5, 264),
+    )
+    assert third.prompt[:3] == (
+        Block(1, 512),
+        Block(2, 512),
+        Ref(1, Part.PROMPT, 1024, 1800 - 1024),
+    )
+    assert third.prompt[3:] == (Ref(1, Part.OUTPUT, 0, 9), Fresh(2048 - 1809), Block(7, 52))
+    assert [(each.session, each.turn) for each in found.requests] == [(0, 0), (0, 1), (0, 2)]
+
+
+def test_what_many_prompts_begin_with_is_no_conversation(tmp_path: Path) -> None:
+    """Behind a system prompt many different blocks follow; one that asks again is of the session,
+    and its answer is nobody's yet."""
+    many = [([1, 2, number], 1100 + number, 5) for number in range(10, 16)]
+    found = mooncake_rows(tmp_path / "trace.jsonl", [*many, ([1, 2, 10], 1110, 5)])
+    assert [each.session for each in found.requests] == [0, 1, 2, 3, 4, 5, 0]
+    assert found.requests[-1].prompt == found.requests[0].prompt
