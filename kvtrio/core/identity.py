@@ -151,15 +151,24 @@ class TokenTrail:
 
     def extend(self, token_ids: Sequence[int]) -> None:
         """As many times ``append``."""
-        base = self._last_base
-        self.tags += [token_id | base for token_id in token_ids]
+        self.tags += _tagged(token_ids, self._last_base)
 
     def extend_prompt(self, token_ids: Sequence[int]) -> None:
         """A whole prompt, one slice per context."""
         ends = [start for start, _ in self.contexts[1:]] + [len(token_ids)]
         for (start, context), end in zip(self.contexts, ends, strict=True):
-            base = context.number << TAG_SHIFT
-            self.tags += [token_id | base for token_id in token_ids[start:end]]
+            self.tags += _tagged(token_ids[start:end], context.number << TAG_SHIFT)
+
+    @cached_property
+    def _identities(self) -> tuple[Identity, ...]:
+        return tuple(context.identity for _, context in self.contexts)
+
+    def identities(self, end: int) -> tuple[Identity, ...]:
+        """Those of the tokens before ``end``, in order."""
+        num = len(self.contexts)
+        while num > 1 and self.contexts[num - 1][0] >= end:
+            num -= 1
+        return self._identities[:num]
 
     def context_at(self, position: int) -> Context:
         for start, context in reversed(self.contexts):
@@ -173,9 +182,14 @@ class TokenTrail:
 
     def key(self, index: int) -> bytes:
         """Key of full block ``index``; its tokens must be there."""
-        while len(self.chain) <= index:
-            self.chain.append(self._key_after(len(self.chain), self.block_size))
-        return self.chain[index]
+        return self.keys_to(index + 1)[index]
+
+    def keys_to(self, num_blocks: int) -> list[bytes]:
+        """Keys of the first ``num_blocks`` full blocks, and perhaps of more; not to be changed."""
+        chain = self.chain
+        while len(chain) < num_blocks:
+            chain.append(self._key_after(len(chain), self.block_size))
+        return chain
 
     def key_of(self, index: int, num_tokens: int) -> bytes:
         """Key of the first ``num_tokens`` of block ``index``."""
@@ -205,6 +219,12 @@ class TokenTrail:
             runs.append((position - start, self.context_at(position).identity.digest))
             position = self.next_border(position)
         return runs
+
+
+def _tagged(token_ids: Sequence[int], base: int) -> Sequence[int]:
+    """Tokens with their context's number above them. On many a server there is but one context,
+    whose number is 0."""
+    return list(map(base.__or__, token_ids)) if base else token_ids
 
 
 def flat_runs(runs: Iterable[tuple[int, bytes]]) -> list[bytes]:

@@ -76,7 +76,7 @@ class PrefixIndex:
             blocks.pop()
         parent = blocks[-1] if blocks else self.root
         start = len(blocks) * size
-        while start + size <= limit:
+        while start + size <= limit and parent.children:
             child = self.find(parent, trail.key(len(blocks)), tags[start : start + size])
             if child is None:
                 break
@@ -106,9 +106,8 @@ class PrefixIndex:
         return start
 
     def _is_start(self, block: Block) -> bool:
-        """A whole first block under one identity."""
-        is_whole = len(block.tags) == self.block_size and len(block.identities) == 1
-        return block.parent is self.root and is_whole
+        """Of a first block: whether it is a whole one under one identity."""
+        return len(block.tags) == self.block_size and len(block.identities) == 1
 
     def find(self, parent: Block, key: bytes, tags: Sequence[int]) -> Block | None:
         """The child of ``parent`` that holds exactly ``tags``."""
@@ -118,6 +117,8 @@ class PrefixIndex:
         return None
 
     def _longest(self, parent: Block, tags: Sequence[int]) -> tuple[Block | None, int]:
+        if not parent.children:
+            return None, 0
         wanted = tuple(tags)
         at = bisect_left(parent.children, wanted, key=_tags)
         best: Block | None = None
@@ -134,14 +135,14 @@ class PrefixIndex:
         nobody uses it), if there is one. The block itself must not be superfluous.
         """
         assert block.key is not None
-        block.parent = parent
-        at = bisect_left(parent.children, block.tags, key=_tags)
-        parent.children.insert(at, block)
+        block.parent, siblings = parent, parent.children
+        at = bisect_left(siblings, block.tags, key=_tags) if siblings else 0
+        siblings.insert(at, block)
         self.by_key.setdefault(block.key, []).append(block)
         self.num_blocks += 1
-        if self._is_start(block):
+        if parent is self.root and self._is_start(block):
             self.starts.setdefault(_start(block), {})[block.identities[0].number] = block
-        before = parent.children[at - 1] if at else None
+        before = siblings[at - 1] if at else None
         if before is not None and block.tags[: len(before.tags)] == before.tags:
             return before
         return None
@@ -157,8 +158,8 @@ class PrefixIndex:
         assert block.parent is not None
         assert not block.children
         siblings = block.parent.children
-        del siblings[bisect_left(siblings, block.tags, key=_tags)]
-        if self._is_start(block):
+        del siblings[bisect_left(siblings, block.tags, key=_tags) if len(siblings) > 1 else 0]
+        if block.parent is self.root and self._is_start(block):
             starts = self.starts[_start(block)]
             del starts[block.identities[0].number]
             if not starts:

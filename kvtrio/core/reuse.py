@@ -5,6 +5,8 @@
 3. The prompt's last token is never taken from the cache: its logits are needed.
 """
 
+from collections.abc import Iterable
+
 from attrs import define, field
 
 from kvtrio.core.batch import NOWHERE
@@ -86,10 +88,15 @@ class BlockTables:
             request.blocks.append(self.cache.take(now))
             self.cache.copy(match.partial, request.blocks[-1], match.num_partial)
         request.num_computed_tokens = match.num_tokens
-        ids = map(self._ids, request.blocks)
-        columns = map(list, zip(*ids, strict=True))
+        columns = map(list, self._columns(request.blocks))
         request.tables = dict(zip(request.tables, columns, strict=True))
         request.note_tables()
+
+    def _columns(self, blocks: list[Block]) -> Iterable[tuple[BlockId, ...]]:
+        """Their places, by group as in ``tables``."""
+        if self.windows is None:
+            return zip(*[block.ids for block in blocks], strict=True)
+        return zip(*map(self._ids, blocks), strict=True)
 
     def _ids(self, block: Block) -> tuple[BlockId, ...]:
         """Its places: of groups with all tokens, then of those with windows, where its part may be
@@ -104,15 +111,17 @@ class BlockTables:
         """Blocks for the tokens before ``end``, which the step will compute."""
         if self.cache.states is not None:
             self.states.roll(request, now)
-        for _ in range(-(-end // self.block_size) - len(request.blocks)):
-            block = self.cache.take(now)
-            request.blocks.append(block)
-            for table, block_id in zip(request.tables.values(), self._ids(block), strict=True):
-                table.append(block_id)
+        num_more = -(-end // self.block_size) - len(request.blocks)
+        if num_more > 0:
+            blocks = [self.cache.take(now) for _ in range(num_more)]
+            request.blocks += blocks
+            for table, column in zip(request.tables.values(), self._columns(blocks), strict=True):
+                table += column
             request.note_tables()
         first = request.num_computed_tokens // self.block_size
         past = end // self.block_size
-        self.computing.update(request.trail.key(index) for index in range(first, past))
+        if past > first:
+            self.computing.update(request.trail.keys_to(past)[first:past])
 
     def let_go_of_source(self, request: Request, now: float) -> None:
         """The step has run, so the copy is made."""

@@ -130,7 +130,7 @@ class Storage:
         return copies
 
     def _take_ids(self, tier: Tier) -> tuple[BlockId, ...]:
-        return tuple(arena.take() for arena in self.arenas[tier])
+        return tuple([arena.take() for arena in self.arenas[tier]])
 
     def _free_ids(self, ids: tuple[BlockId, ...], tier: Tier) -> None:
         for arena, block_id in zip(self.arenas[tier], ids, strict=True):

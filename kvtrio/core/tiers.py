@@ -9,7 +9,7 @@
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from attrs import define, field, frozen
+from attrs import define, field
 
 from kvtrio.core.blocks import Block
 from kvtrio.core.checkpoints import Checkpoints
@@ -17,6 +17,7 @@ from kvtrio.core.eviction import Candidates, worth
 from kvtrio.core.identity import TokenTrail
 from kvtrio.core.index import Match, PrefixIndex
 from kvtrio.core.keeping import Keeper
+from kvtrio.core.messages import message
 from kvtrio.core.parts import Parts
 from kvtrio.core.pins import Pins
 from kvtrio.core.storage import Storage, TierMoves
@@ -28,7 +29,7 @@ MAX_GHOSTS = 16384
 """Keys of lost blocks that are remembered, to tell "evicted" from "never seen"."""
 
 
-@frozen
+@message
 class Position:
     """Where a block goes: below its parent, with the tokens of a trail."""
 
@@ -76,8 +77,7 @@ class TieredCache(Storage):
     def acquire(self, match: Match, now: float) -> None:
         """Hold all blocks of a match, the partial one too, on the device."""
         blocks = [*match.blocks, match.partial] if match.partial else match.blocks
-        for block in blocks:
-            self._touch(block, now)
+        self._touch(blocks, now)
         for block in blocks:
             if block.tier is HOST:
                 self._promote(block, now)
@@ -122,14 +122,15 @@ class TieredCache(Storage):
         start = parent.end
         tags = tuple(trail.tags[start : start + num_tokens])
         key = trail.key_of(start // size, num_tokens)
-        if known := self.index.find(parent, key, tags):
-            return self._adopt(known, block, now)
-        if self.index.covering(parent, tags):
-            return block
+        if parent.children:
+            if known := self.index.find(parent, key, tags):
+                return self._adopt(known, block, now)
+            if self.index.covering(parent, tags):
+                return block
         block.key, block.tags = key, tags
         block.start, block.end = start, start + num_tokens
         block.worth = worth(num_tokens, start, size)
-        block.identities = tuple(c.identity for at, c in trail.contexts if at < start + num_tokens)
+        block.identities = trail.identities(block.end)
         self.ghosts.pop(key, None)
         shorter = self.index.insert(block, parent)
         if self.keeper is not None:
@@ -155,11 +156,12 @@ class TieredCache(Storage):
 
     # --- tiers ---
 
-    def _touch(self, block: Block, now: float) -> None:
-        block.num_refs += 1
-        block.last_used_s = now
-        if block.is_candidate:
-            self.candidates[block.tier].discard(block)
+    def _touch(self, blocks: Sequence[Block], now: float) -> None:
+        for block in blocks:
+            block.num_refs += 1
+            block.last_used_s = now
+            if block.is_candidate:
+                self.candidates[block.tier].discard(block)
 
     def _make_room(self, now: float) -> None:
         device = self.candidates[DEVICE]
@@ -205,7 +207,7 @@ class TieredCache(Storage):
         """Hold ``known`` instead of ``own``, which has the same contents and is nobody else's."""
         assert own.key is None
         assert own.num_refs == 1
-        self._touch(known, now)
+        self._touch((known,), now)
         if known.tier is HOST:
             # Its contents are on the device already: trade places instead of copying.
             known.ids, own.ids = own.ids, known.ids
@@ -229,9 +231,11 @@ class TieredCache(Storage):
         """Lose a block that has no child."""
         assert block.key is not None
         self._remember(block.key, block.last_used_s)
-        self.moves.num_dropped += 1
-        self.moves.num_dropped_tokens += len(block.tags)
-        self.moves.longest_idle_s = max(self.moves.longest_idle_s, now - block.last_used_s)
+        moves, idle_s = self.moves, now - block.last_used_s
+        moves.num_dropped += 1
+        moves.num_dropped_tokens += len(block.tags)
+        if idle_s > moves.longest_idle_s:
+            moves.longest_idle_s = idle_s
         self._take_out(block, now)
 
     def _supersede(self, block: Block, now: float) -> None:
@@ -242,7 +246,8 @@ class TieredCache(Storage):
         parent = block.parent
         if block.is_candidate:
             self.candidates[block.tier].discard(block)
-        self.pins.unpin(block)
+        if block.pinned_until_s:
+            self.pins.unpin(block)
         if block.checkpoints and self.states:
             self.states.drop_all(block, now)
         if block.part is not None and self.parts is not None:
