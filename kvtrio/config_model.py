@@ -86,6 +86,23 @@ class ModelSettings:
     device: Annotated[
         str, Parameter(name="--device", help="Where to compute, in torch's words: cpu, cuda, ...")
     ] = "cpu"
+    gpu_memory_fraction: Annotated[
+        float | None,
+        Parameter(
+            name="--gpu-memory-fraction",
+            validator=Number(gt=0, lte=1),
+            help="Of all memory of a GPU, what backend cuda may take for weights, steps, state and "
+            "adapters together; state gets what the others leave. Default: 0.9.",
+        ),
+    ] = None
+    tensor_split: Annotated[
+        str | None,
+        Parameter(
+            name=["--tensor-split", "-ts"],
+            help="Backend cuda's layers on several GPUs, from the first on, in these proportions: "
+            "3,1 puts three quarters on the first. Default: all on one.",
+        ),
+    ] = None
     threads: Annotated[
         int | None,
         Parameter(

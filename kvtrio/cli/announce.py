@@ -25,6 +25,10 @@ WINDOWS = (
     "kvtrio: some of this model's layers see {window} tokens, and keep what requests see now or may"
     " see again: {device} of {all_device} blocks where it runs, {host} of {all_host} in RAM"
 )
+MEMORY = (
+    "kvtrio: {name}: of {allowed} MiB weights and others take {taken}, a step {step}, state {pools}"
+    " ({blocks} blocks); {adapters} are left for adapters"
+)
 MIB = 1 << 20
 
 
@@ -40,12 +44,30 @@ def announce(prepared: Prepared, info: BackendInfo, url: str) -> None:
         print(f"kvtrio: {prepared.served.template_note}", file=sys.stderr)
     if info.host_is_short:
         print(SHORT.format(mib=host_bytes(info) // MIB), file=sys.stderr)
+    for line in memory_lines(info):
+        print(line, file=sys.stderr)
     if split := state_split(info, num_places):
         print(split, file=sys.stderr)
     key = " -H 'Authorization: Bearer YOUR_KEY'" if prepared.keys else ""
     print(EXAMPLE.format(name=prepared.served.alias, url=url, key=key), file=sys.stderr)
     if not prepared.keys and not is_local(urlsplit(url).hostname or ""):
         print(OPEN_TO_ALL, file=sys.stderr)
+
+
+def memory_lines(info: BackendInfo) -> list[str]:
+    """Where the memory of each device goes that was measured."""
+    return [
+        MEMORY.format(
+            name=each.name,
+            allowed=each.allowed_bytes // MIB,
+            taken=each.taken_bytes // MIB,
+            step=each.step_bytes // MIB,
+            pools=each.pool_bytes // MIB,
+            blocks=info.num_blocks,
+            adapters=each.adapter_bytes // MIB,
+        )
+        for each in info.memory
+    ]
 
 
 def state_split(info: BackendInfo, num_places: int) -> str | None:

@@ -1,6 +1,7 @@
 """Which backend computes, and what it is told."""
 
 import os
+from math import inf
 from typing import Any
 
 from attrs import frozen
@@ -14,7 +15,10 @@ from kvtrio.model.spec import ModelSpec
 
 MIB = 1 << 20
 MAX_DEFAULT_CACHE_MIB = 8192
-CPU, CUDA, TORCH = "cpu", "cuda", "torch"
+CPU, CUDA, TORCH, SIM = "cpu", "cuda", "torch", "sim"
+WITHOUT_GPUS = (CPU, TORCH, SIM)
+"""Their memory is the host's, or the user's to size."""
+DEFAULT_GPU_FRACTION = 0.9
 DEFAULT_DTYPE = "bf16"
 DEFAULT_CACHE_TYPE = "f16"
 SLOTS_PER_PLACE = 2
@@ -77,10 +81,30 @@ def _check(name: str, settings: ModelSettings) -> None:
         raise ConfigError("--dtype is for backend torch; backend cpu computes in the file's types")
     if name in (TORCH, CUDA) and (settings.cache_type_k or settings.cache_type_v):
         raise ConfigError(f"--cache-type-k and -v are for backend cpu; {name} has --dtype")
+    if name in WITHOUT_GPUS and settings.gpu_memory_fraction is not None:
+        raise ConfigError(f"--gpu-memory-fraction is for backend cuda; {name} does not size by it")
+    if name in WITHOUT_GPUS and settings.tensor_split is not None:
+        raise ConfigError(f"--tensor-split is for backend cuda; {name} computes on one device")
+    if settings.tensor_split is not None:
+        proportions(settings.tensor_split)
 
 
-def backend_settings(config: ServeConfig, max_context: int) -> BackendSettings:
-    """Size the pools so that every place can hold the longest request, and RAM as asked."""
+def proportions(text: str) -> tuple[float, ...]:
+    """Those of ``--tensor-split``, positive numbers. Raises ``ConfigError``."""
+    try:
+        parts = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        parts = ()
+    if not parts or not all(0 < part < inf for part in parts):
+        raise ConfigError("--tensor-split: expected positive numbers with commas, 3,1 for example")
+    return parts
+
+
+def backend_settings(
+    config: ServeConfig, max_context: int, adapter_bytes: int = 0
+) -> BackendSettings:
+    """Size the pools so that every place can hold the longest request, and RAM as asked;
+    ``adapter_bytes``: of those that are loaded at the start."""
     model, scheduling = config.model, config.scheduling
     # One block more, to copy from: see ``CoreConfig.num_blocks``.
     blocks_per_place = -(-max_context // scheduling.block_size) + 1
@@ -99,6 +123,10 @@ def backend_settings(config: ServeConfig, max_context: int) -> BackendSettings:
         max_context=max_context,
         max_rows=scheduling.batch_size,
         max_sampled=scheduling.parallel,
+        gpu_memory_fraction=model.gpu_memory_fraction or DEFAULT_GPU_FRACTION,
+        tensor_split=proportions(model.tensor_split) if model.tensor_split else (),
+        adapter_bytes=adapter_bytes,
+        adapters_may_come=config.adapters.lora_dir is not None,
     )
 
 

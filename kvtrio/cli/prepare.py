@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from kvtrio import plugins
 from kvtrio.backends.base import BackendInfo, BackendSettings
@@ -117,7 +117,7 @@ def open_checked(config: ServeConfig, backend: Chosen, stack: ExitStack) -> Open
         file=file,
         spec=spec,
         backend=suited(backend, spec, config.model),
-        settings=backend_settings(config, context),
+        settings=backend_settings(config, context, sum(each.data.num_bytes for each in adapters)),
         served=served_model(file, spec, config.model),
         adapters=adapters,
     )
@@ -189,9 +189,10 @@ def core_config(config: ServeConfig, info: BackendInfo, disk_bytes: int = 0) -> 
         is_unified=info.is_unified,
         disk_bytes=disk_bytes,
     )
-    own = (core.num_blocks, core.num_window_blocks)
-    assert own == (info.num_blocks, info.num_window_blocks), "core and backend count blocks alike"
-    return core
+    spare = info.num_blocks - core.num_blocks
+    spare_parts = info.num_window_blocks - core.num_window_blocks
+    assert min(spare, spare_parts) >= 0, "core and backend count blocks alike"
+    return evolve(core, num_spare_blocks=spare, num_spare_window_blocks=spare_parts)
 
 
 def check_adapter_dir(folder: Path | None) -> None:

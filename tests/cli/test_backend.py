@@ -12,7 +12,7 @@ from kvtrio.backends.cpu_backend import CpuBackend
 from kvtrio.backends.torch_backend import TorchBackend
 from kvtrio.cli import backend as choice
 from kvtrio.cli import exits, main
-from kvtrio.cli.backend import backend_settings, choose_backend, suited
+from kvtrio.cli.backend import backend_settings, choose_backend, proportions, suited
 from kvtrio.config import (
     ConfigError,
     HttpOptions,
@@ -37,6 +37,44 @@ def failing(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
         raise error
 
     monkeypatch.setattr(choice, "load_library", fail)
+
+
+@pytest.mark.parametrize("backend", ["cpu", "torch", "sim"])
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        ({"gpu_memory_fraction": 0.5}, "--gpu-memory-fraction is for backend cuda"),
+        ({"tensor_split": "1,1"}, "--tensor-split is for backend cuda"),
+    ],
+)
+def test_backends_without_gpus_of_their_own_refuse_what_shares_them_out(
+    has_kernels: None, backend: str, flags: dict[str, str], reason: str
+) -> None:
+    """One line says whose flag it is."""
+    with pytest.raises(ConfigError, match=reason):
+        choose_backend(ModelSettings(backend=backend, **flags))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("text", ["", "1,", "0,1", "-1,2", "nan", "inf,1", "a"])
+def test_proportions_of_gpus_are_positive_numbers(text: str) -> None:
+    """All else is refused, without an echo."""
+    with pytest.raises(ConfigError, match="expected positive numbers"):
+        proportions(text)
+
+
+def test_proportions_of_gpus_reach_the_backend() -> None:
+    """As numbers; and nine tenths of a GPU's memory where nobody says."""
+    model = ModelSettings(backend="cuda", tensor_split="3, 1")
+    config = ServeConfig(
+        name=None,
+        model=model,
+        http=HttpOptions(),
+        scheduling=SchedulingSettings(),
+        logs=LogSettings(),
+    )
+    settings = backend_settings(config, 100, adapter_bytes=7)
+    assert (settings.tensor_split, settings.gpu_memory_fraction) == ((3.0, 1.0), 0.9)
+    assert (settings.adapter_bytes, settings.adapters_may_come) == (7, False)
 
 
 @pytest.mark.parametrize(

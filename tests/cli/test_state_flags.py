@@ -9,10 +9,10 @@ from attrs import evolve
 from model.adapter_builder import gguf_adapter, random_pairs, tiny_spec
 
 from harness.serving import served_model
-from kvtrio.backends.base import BackendInfo, BackendSettings
+from kvtrio.backends.base import BackendInfo, BackendSettings, DeviceMemory
 from kvtrio.cli import exits, main
 from kvtrio.cli.adapters import parse_adapter, read_adapters, wanted_adapters
-from kvtrio.cli.announce import state_split
+from kvtrio.cli.announce import memory_lines, state_split
 from kvtrio.cli.backend import backend_settings, default_cache_ram
 from kvtrio.cli.identity import key_maker, server_identity
 from kvtrio.cli.prepare import core_config, split_purposes
@@ -64,7 +64,16 @@ def info(settings: BackendSettings, num_host_blocks: int = 0) -> BackendInfo:
 
 @pytest.mark.parametrize(
     "flag",
-    ["--cache-ram", "--no-recall", "--purposes", "--slot-save-path", "--lora", "--lora-dir"],
+    [
+        "--cache-ram",
+        "--no-recall",
+        "--purposes",
+        "--slot-save-path",
+        "--lora",
+        "--lora-dir",
+        "--gpu-memory-fraction",
+        "--tensor-split",
+    ],
 )
 def test_serve_help_explains_the_flags(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Each is in the help."""
@@ -307,3 +316,24 @@ def test_a_folder_for_sessions_that_cannot_be_used_is_a_config_error(tmp_path: P
         for path in (tmp_path / "none", tmp_path / "file"):
             with pytest.raises(ConfigError, match=r"--slot-save-path .*no such folder"):
                 open_sessions(path, stack)
+
+
+def test_spare_memory_of_a_device_reaches_the_core_and_is_announced() -> None:
+    """What a GPU has beyond the longest contexts is the core's; where all of it goes is told."""
+    settings = backend_settings(serve_config(), 100)
+    tight = info(settings)
+    gpu = DeviceMemory(
+        name="cuda:0",
+        allowed_bytes=100 << 20,
+        taken_bytes=50 << 20,
+        step_bytes=10 << 20,
+        pool_bytes=30 << 20,
+        adapter_bytes=10 << 20,
+    )
+    roomy = evolve(tight, num_blocks=tight.num_blocks + 40, memory=(gpu,))
+    assert core_config(serve_config(), tight).num_spare_blocks == 0
+    assert core_config(serve_config(), roomy).num_blocks == roomy.num_blocks
+    assert memory_lines(tight) == []
+    (line,) = memory_lines(roomy)
+    assert "cuda:0: of 100 MiB weights and others take 50, a step 10, state 30" in line
+    assert f"({roomy.num_blocks} blocks); 10 are left for adapters" in line
