@@ -1,0 +1,105 @@
+"""What stands for a GPU: figures of its memory, and streams that are late, or in any order."""
+
+from collections import deque
+from collections.abc import Callable
+from random import Random
+
+import torch
+from attrs import define, field
+from torch import Tensor
+
+from kvtrio.backends.cuda_devices import AtOnce, Stream, Work
+
+Mark = tuple["Lagging", int]
+
+
+@define(eq=False)
+class FakeDevice:
+    """The CPU with a memory of its own, of which somebody says how much is free."""
+
+    total_bytes: int = 1 << 40
+    free_bytes: int = 1 << 40
+    """With weights loaded."""
+    peak: int = 0
+    """What a step takes."""
+    compute: Stream = field(factory=AtOnce)
+    copies: Stream = field(factory=AtOnce)
+    has_own_memory: bool = True
+    place: torch.device = field(init=False, factory=lambda: torch.device("cpu"))
+    num_brought: int = field(init=False, default=0)
+    num_relieved: int = field(init=False, default=0)
+    num_measured: int = field(init=False, default=0)
+
+    def activate(self) -> None:
+        pass
+
+    def memory(self) -> tuple[int, int]:
+        return self.free_bytes, self.total_bytes
+
+    def peak_bytes(self, work: Work) -> int:
+        work()
+        self.num_measured += 1
+        return self.peak
+
+    def relieve(self) -> None:
+        self.num_relieved += 1
+
+    def bring(self, x: Tensor) -> Tensor:
+        self.num_brought += 1
+        return x.clone()
+
+
+@define(eq=False)
+class Lagging:
+    """A stream whose work is done when somebody must have it, or when ``rng`` likes."""
+
+    _rng: Random
+    others: "list[Lagging]" = field(factory=list)
+    """All streams of the device, itself included."""
+    _left: deque[Callable[[], None] | Mark] = field(init=False, factory=deque)
+    _num_put: int = field(init=False, default=0)
+    num_done: int = field(init=False, default=0)
+
+    def run(self, work: Work) -> None:
+        self._put(work)
+
+    def mark(self) -> object:
+        return self, self._num_put
+
+    def wait(self, mark: object) -> None:
+        assert isinstance(mark, tuple)
+        self._put(mark)
+
+    def synchronise(self) -> None:
+        while self._left:
+            self._advance_any()
+
+    def _put(self, work: Callable[[], None] | Mark) -> None:
+        self._left.append(work)
+        self._num_put += 1
+        while self._rng.random() < 0.4:
+            self._advance_any()
+
+    def _advance_any(self) -> None:
+        ready = [stream for stream in self.others if stream.can_go_on]
+        if ready:
+            self._rng.choice(ready).go_on()
+
+    @property
+    def can_go_on(self) -> bool:
+        head = self._left[0] if self._left else None
+        return head is not None and (not isinstance(head, tuple) or head[0].num_done >= head[1])
+
+    def go_on(self) -> None:
+        head = self._left.popleft()
+        self.num_done += 1
+        if not isinstance(head, tuple):
+            head()
+
+
+def lagging_device(rng: Random) -> FakeDevice:
+    """Both streams lag, and overtake each other wherever no mark forbids it."""
+    compute, copies = Lagging(rng), Lagging(rng)
+    for stream in (compute, copies):
+        stream.others += [compute, copies]
+    return FakeDevice(compute=compute, copies=copies)
