@@ -13,7 +13,7 @@ from attrs import frozen
 from torch import Tensor
 
 from kvtrio.backends.base import BackendInfo, BackendSettings
-from kvtrio.backends.cuda_devices import Device, find_devices
+from kvtrio.backends.cuda_devices import Device, find_devices, surely
 from kvtrio.backends.cuda_forward import Forward
 from kvtrio.backends.cuda_loading import load_stages
 from kvtrio.backends.cuda_relief import Fitter
@@ -109,12 +109,16 @@ class CudaBackend:
     def read(self, group: int, place: BlockId, tier: Tier, num_tokens: int) -> bytes:
         """See ``moves.Places``."""
         self._wait()
-        return read_staged(self._open().stages, (group, place, tier), num_tokens)
+        stages = self._open().stages
+        return surely(
+            stages[0].device, lambda: read_staged(stages, (group, place, tier), num_tokens)
+        )
 
     def write(self, group: int, place: BlockId, tier: Tier, part: bytes) -> None:
         """See ``moves.Places``."""
         self._wait()
-        write_staged(self._open().stages, (group, place, tier), part)
+        stages = self._open().stages
+        surely(stages[0].device, lambda: write_staged(stages, (group, place, tier), part))
 
     def close(self) -> None:
         """Give the memory back. Idempotent; no other call may follow."""

@@ -8,7 +8,7 @@
 """
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 from attrs import define, field
@@ -21,6 +21,7 @@ NO_GPU = (
     "backend cuda found no NVIDIA GPU that this torch can use (TRITON_INTERPRET=1 runs its kernels "
     "on the CPU, for tests only)"
 )
+T = TypeVar("T")
 Work = Callable[[], None]
 
 
@@ -191,6 +192,19 @@ class Gpu:
     def bring(self, x: Tensor) -> Tensor:
         # torch orders both devices' current streams around a copy between them.
         return x.to(self.place, non_blocking=True)
+
+
+def surely(device: Device, act: Callable[[], T]) -> T:
+    """``act()``, and where it runs out of memory once more, with what the allocator kept unused.
+
+    For what can be begun twice.
+    """
+    try:
+        return act()
+    except torch.OutOfMemoryError:
+        pass
+    device.relieve()
+    return act()
 
 
 def find_devices(name: str, num_devices: int) -> tuple[Device, ...]:

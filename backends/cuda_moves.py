@@ -16,7 +16,7 @@ import torch
 from attrs import define, evolve, field, frozen
 from torch import Tensor
 
-from kvtrio.backends.cuda_devices import Device, Stream
+from kvtrio.backends.cuda_devices import Device, Stream, surely
 from kvtrio.backends.cuda_staging import Staging, Turn, place_bytes, tensors_of
 from kvtrio.backends.torch_caches import Pool
 from kvtrio.backends.torch_memory import AnyPool
@@ -72,7 +72,7 @@ class Mover:
         """One of a group's tensors, [layers, places, tokens, ...]."""
         if run.source is run.target is Tier.DEVICE:
             self._device.compute.run(
-                lambda: copy_parts(Places.of(source), Places.of(target), _pairs(run, source))
+                lambda: copy_parts(Places.of(source), Places.of(target), self._pairs(run, source))
             )
         elif run.source is run.target:
             for copy in run.copies:
@@ -90,7 +90,7 @@ class Mover:
         staged, order = turn.view(source, len(run.copies)), range(len(run.copies))
 
         def gather() -> None:
-            pairs = _pairs(run, source, targets=order)
+            pairs = self._pairs(run, source, targets=order)
             copy_parts(Places.of(source), Places.of(staged), pairs)
 
         def travel() -> None:
@@ -115,7 +115,7 @@ class Mover:
                 staged[:, i, : copy.num_tokens].copy_(source[part], non_blocking=True)
 
         def scatter() -> None:
-            pairs = _pairs(run, target, sources=order)
+            pairs = self._pairs(run, target, sources=order)
             copy_parts(Places.of(staged), Places.of(target), pairs)
 
         _wait_for(copies, turn)
@@ -123,6 +123,25 @@ class Mover:
         compute.wait(copies.mark())
         compute.run(scatter)
         turn.emptied = compute.mark()
+
+    def _pairs(
+        self,
+        run: Run,
+        pool: Tensor,
+        sources: Sequence[int] | None = None,
+        targets: Sequence[int] | None = None,
+    ) -> Pairs:
+        """``pool`` [layers, places, tokens, ...], on the device that copies."""
+        token_words = place_bytes(pool) // pool.shape[0] // pool.shape[2]
+        token_words //= Places.of(pool).words.itemsize
+        columns = (
+            [copy.source for copy in run.copies] if sources is None else sources,
+            [copy.target for copy in run.copies] if targets is None else targets,
+            [copy.num_tokens * token_words for copy in run.copies],
+        )
+        numbers = torch.tensor([list(column) for column in columns])
+        first, second, words = surely(self._device, lambda: numbers.to(pool.device))
+        return Pairs(first, second, words.int())
 
 
 def _wait_for(stream: Stream, turn: Turn) -> None:
@@ -133,24 +152,6 @@ def _wait_for(stream: Stream, turn: Turn) -> None:
 def _whole(run: Run) -> Run:
     """Of states: all of a slot."""
     return evolve(run, copies=tuple(evolve(copy, num_tokens=1) for copy in run.copies))
-
-
-def _pairs(
-    run: Run,
-    pool: Tensor,
-    sources: Sequence[int] | None = None,
-    targets: Sequence[int] | None = None,
-) -> Pairs:
-    """``pool`` [layers, places, tokens, ...], on the device that copies."""
-    token_words = place_bytes(pool) // pool.shape[0] // pool.shape[2]
-    token_words //= Places.of(pool).words.itemsize
-    columns = (
-        [copy.source for copy in run.copies] if sources is None else sources,
-        [copy.target for copy in run.copies] if targets is None else targets,
-        [copy.num_tokens * token_words for copy in run.copies],
-    )
-    first, second, words = (torch.tensor(list(column)).to(pool.device) for column in columns)
-    return Pairs(first, second, words.int())
 
 
 def runs(copies: Sequence[Copy]) -> Iterator[Run]:

@@ -49,7 +49,9 @@ def build_cuda_step(batch: Batch, layout: StepLayout, ratios: Mapping[int, int])
     return CudaStep(
         **asdict(bare, recurse=False),
         queries={
-            i: tuple(_queries(part, i, ratios[i], device) for part in split) for i in attending
+            i: tuple(_queries(part, i, ratios[i], device) for part in split)
+            for i in attending
+            if i in ratios
         },
         runs={i: _runs(members, i, device) for i in recurrent},
         split_runs={i: tuple(_runs(part, i, device) for part in split) for i in recurrent},
@@ -69,7 +71,7 @@ def padded_ratios(groups: Sequence[LayerGroup], heads: Mapping[int, int]) -> dic
     return {
         i: next_power(heads[group.layers[0]] // group.num_kv_heads)
         for i, group in enumerate(groups)
-        if group.state is None
+        if group.state is None and group.layers
     }
 
 

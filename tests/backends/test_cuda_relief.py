@@ -6,6 +6,11 @@ import pytest
 import torch
 from attrs import define, field
 
+from harness.cuda_models import quantised_file
+from harness.devices import FakeDevice
+from harness.torch_models import SHORT_CONV, Driver, layer, recurrent_layer, settings, spec
+from kvtrio.backends.cuda_backend import CudaBackend
+from kvtrio.backends.cuda_ops import CudaOps
 from kvtrio.backends.cuda_relief import Fitter
 from kvtrio.core.batch import Batch, Chunk, Sampled, SampleRow
 from kvtrio.core.sampling import SamplingParams
@@ -122,3 +127,38 @@ def test_a_step_that_only_moves_is_done():
     """Without chunks there is nothing to place."""
     done = Fitter(lambda batch: (), Adder(1)).run(Batch(0, ()))
     assert (done.sampled, done.unplaced) == ((), ())
+
+
+MIXED = spec(recurrent_layer(0, SHORT_CONV), layer(1), recurrent_layer(2, SHORT_CONV))
+
+
+@pytest.mark.slow
+def test_a_short_device_answers_as_a_large_one(monkeypatch):
+    """The last layer fits two rows: a prompt beside a stream is read in parts, states of the layers
+    before are put back; where it fits none the step ends its requests, and later ones go on."""
+    most, linear = [100], CudaOps.linear
+
+    def scarce(self, step, x, weight, bias):
+        if weight.startswith("blk.2.") and len(x) > most[0]:
+            raise torch.OutOfMemoryError
+        return linear(self, step, x, weight, bias)
+
+    monkeypatch.setattr(CudaOps, "linear", scarce)
+    results = []
+    for limit in (100, 2):
+        device = FakeDevice(has_own_memory=False)
+        backend = CudaBackend.load_on((device,), quantised_file(MIXED), MIXED, settings())
+        driver = Driver(backend)
+        most[0] = 100
+        told = driver.tokens(driver.chunk(1, 0, [3, 4]), driver.chunk(2, 0, [5, 6]))
+        most[0] = limit
+        told += driver.tokens(driver.chunk(1, 2, [7]), driver.chunk(2, 2, [8, 9, 10]))
+        told += driver.tokens(driver.chunk(1, 3, [11]), driver.chunk(2, 5, [12]))
+        results.append(told)
+        assert (device.num_relieved > 0) is (limit == 2)
+    assert results[0] == results[1]
+    most[0] = 0
+    done = backend.step(Batch(0, (driver.chunk(1, 4, [13]), driver.chunk(3, 0, [14, 15]))))
+    assert (done.sampled, done.unplaced) == ((None, None), (1, 3))
+    most[0] = 100
+    assert None not in driver.tokens(driver.chunk(2, 6, [16]))
