@@ -10,10 +10,10 @@ from attrs import frozen
 from kvtrio.core.arrival import has_sizes
 from kvtrio.core.blocks import Block
 from kvtrio.core.config import CoreConfig
-from kvtrio.core.heads import Wanted, wanted_of
 from kvtrio.core.identity import TOKEN_MASK, TokenTrail
+from kvtrio.core.lying import Lying, end_of, found, name_of
 from kvtrio.core.resume import resumable
-from kvtrio.core.session import SavedAdapter, SavedContext, SessionHead
+from kvtrio.core.session import SavedAdapter, SavedContext, SessionHead, StateName
 from kvtrio.core.state import State
 from kvtrio.core.stored import Incoming, StoreError, StoreFault
 
@@ -25,8 +25,10 @@ class Held:
     """A place's sequence as far as its state is there, and how to get that."""
 
     head: SessionHead
-    blocks: tuple[Wanted, ...] = ()
-    states: tuple[Wanted, ...] = ()
+    blocks: tuple[Lying, ...] = ()
+    states: tuple[Lying, ...] = ()
+    block_names: tuple[StateName, ...] = ()
+    state_names: tuple[StateName, ...] = ()
 
 
 def held_in(state: State, place: int, namespace: bytes) -> Held:
@@ -36,13 +38,13 @@ def held_in(state: State, place: int, namespace: bytes) -> Held:
 
 
 def held_of(state: State, trail: TokenTrail) -> Held:
-    """Of a sequence, wherever it ran."""
-    path, num_tokens = _path(state, trail)
-    if not path:
+    """Of a sequence, wherever it ran, and whether memory has it or the disk."""
+    keeper = state.cache.keeper
+    match = state.cache.match(trail, len(trail.tags))
+    there = found(match, trail, keeper.disk if keeper else None)
+    num_tokens = there.num_tokens
+    if not num_tokens:
         return Held(NOTHING)
-    wanted = wanted_of(path, num_tokens)
-    blocks = tuple(each for each in wanted if each.checkpoint is None)
-    states = tuple(each for each in wanted if each.checkpoint is not None)
     contexts = (
         SavedContext(start, tuple(SavedAdapter(use.digest, use.scale) for use in context.adapters))
         for start, context in trail.contexts
@@ -51,9 +53,13 @@ def held_of(state: State, trail: TokenTrail) -> Held:
     head = SessionHead(
         token_ids=tuple(tag & TOKEN_MASK for tag in trail.tags[:num_tokens]),
         contexts=tuple(contexts),
-        state_positions=tuple(each.block.start + each.num_tokens for each in states),
+        state_positions=tuple(map(end_of, there.states)),
     )
-    return Held(head, blocks, states)
+    names = [
+        tuple(name_of(each, state.keys, state.config) for each in kind)
+        for kind in (there.blocks, there.states)
+    ]
+    return Held(head, there.blocks, there.states, *names)
 
 
 def erase(state: State, place: int, namespace: bytes, now: float) -> None:

@@ -163,7 +163,16 @@ class Fetched:
     """Of those that failed."""
 
 
-Input = Submit | Abort | Drain | Tick | Read | Bring | Hold | Erase | Written | Fetched
+@frozen
+class Lost:
+    """Something on disk could not be read for a caller."""
+
+    key: bytes
+    state_offset: int
+    fault: StoreFault
+
+
+Input = Submit | Abort | Drain | Tick | Read | Bring | Hold | Erase | Written | Fetched | Lost
 
 # --- outputs ---
 

@@ -15,7 +15,7 @@ from attrs import define, field
 
 from kvtrio.core.arrival import Arrival, has_sizes
 from kvtrio.core.checkpoints import resumable
-from kvtrio.core.disk import Entry, is_under, tokens_of
+from kvtrio.core.disk import Entry, Name, is_under, tokens_of
 from kvtrio.core.events import Fetched
 from kvtrio.core.exchange import Exchange
 from kvtrio.core.identity import TokenTrail
@@ -97,6 +97,13 @@ class Fetches:
         arrival = Arrival(fetched.number, piece.trail, arriving, is_fetched=True)
         self.exchange.bring(arrival)
         self._advance()
+
+    def lose(self, name: Name, fault: StoreFault) -> None:
+        """Something proved lost when it was read for another purpose."""
+        entry = self.keeper.disk.entries.get(name)
+        if entry is not None and entry.is_there:
+            self.lost.append(fault)
+            self.keeper.lose(entry)
 
     def _lose(self, entry: Entry, number: int) -> None:
         if entry.used:

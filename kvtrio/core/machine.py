@@ -34,6 +34,7 @@ from kvtrio.core.events import (
     Fetched,
     Hold,
     Input,
+    Lost,
     Output,
     Read,
     Submit,
@@ -77,6 +78,10 @@ class Core(State):
             case Fetched():
                 assert self.fetches is not None
                 self.fetches.take(event)
+                return []
+            case Lost(key, state_offset, fault):
+                assert self.fetches is not None
+                self.fetches.lose((key, state_offset), fault)
                 return []
             case Hold(place, trail):
                 self.places.replace(place, trail)

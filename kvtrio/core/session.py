@@ -63,6 +63,26 @@ Parts = tuple[bytes, ...]
 """Raw bytes of a block or a state, one part per group as in ``stored.Stored``."""
 
 
+@frozen
+class Piece:
+    """A file of state: its content's digest, which is its name, and its size."""
+
+    digest: bytes
+    size: int
+
+
+@frozen
+class StateName:
+    """What a block or a state is known by in this process: equal names are equal state, whoever
+    computed it."""
+
+    key: bytes
+    state_offset: int
+    """0 for a block; else the state behind so many of its tokens."""
+    is_whole: bool = True
+    """False: of a block without what its groups with a sliding window had."""
+
+
 @frozen(kw_only=True)
 class SessionInfo:
     """A saved session, without what is in it."""

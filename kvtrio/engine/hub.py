@@ -26,6 +26,7 @@ from kvtrio.core.events import (
     Drain,
     Fetched,
     Input,
+    Lost,
     Output,
     Read,
     Rejected,
@@ -170,7 +171,7 @@ class Hub:
         while self._mover and not (self._has_stopped or self.look(self._mover.is_settled)):
             await self._has_news.wait()
 
-    def report(self, reports: Sequence[Written | Fetched]) -> None:
+    def report(self, reports: Sequence[Written | Fetched | Lost]) -> None:
         """What became of the core's orders."""
         self._tell(*reports)
 

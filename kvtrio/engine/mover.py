@@ -162,11 +162,18 @@ def _change(disk: Disk, order: Remove | Touch, key: bytes, state_offset: int) ->
 
 
 def _read(disk: Disk, fetch: Fetch) -> Fetched:
-    stored, faults = list[Stored | None](), list[StoreFault]()
-    for head in fetch.heads:
+    found = read_all(disk, fetch.heads)
+    stored = tuple(each if isinstance(each, Stored) else None for each in found)
+    faults = tuple(each for each in found if isinstance(each, StoreFault))
+    return Fetched(fetch.number, stored, faults)
+
+
+def read_all(disk: Disk, heads: Sequence[StoredHead]) -> list[Stored | StoreFault]:
+    """What is there, or why it is not."""
+    found = list[Stored | StoreFault]()
+    for head in heads:
         try:
-            stored.append(disk.files.read(head.key, head.state_offset))
+            found.append(disk.files.read(head.key, head.state_offset))
         except StoreError as error:
-            stored.append(None)
-            faults.append(error.fault)
-    return Fetched(fetch.number, tuple(stored), tuple(faults))
+            found.append(error.fault)
+    return found

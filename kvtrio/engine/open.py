@@ -31,6 +31,7 @@ class Engine:
 
     _hub: Hub
     _executor: Executor
+    _disk: Disk | None = None
     _ids: "count[int]" = field(init=False, factory=lambda: count(1))
 
     def new_id(self) -> RequestId:
@@ -86,11 +87,11 @@ class Engine:
     async def save_place(self, place: int, namespace: bytes = b"") -> SavedPlace:
         """What a place holds of a namespace, as soon as nobody runs there. ``EngineStopped`` after
         the end."""
-        return await save_place(self._hub, place, namespace)
+        return await save_place(self._hub, self._disk, place, namespace)
 
     def save(self, conversation: Conversation) -> SavedPlace:
-        """What memory has of a conversation, wherever it ran."""
-        return save(self._hub, conversation)
+        """What there is of a conversation, wherever it ran: in memory or on disk."""
+        return save(self._hub, self._disk, conversation)
 
     def restore(self, place: int | None, conversation: Conversation) -> Restoring:
         """Begin to bring a session into memory, for ``place`` or for none; see ``Restoring``."""
@@ -148,7 +149,7 @@ async def open_engine(
             nursery.start_soon(run_steps, hub, executor, name="engine loop")
             if mover is not None:
                 nursery.start_soon(mover.run, hub.report, name="disk mover")
-            yield Engine(hub, executor)
+            yield Engine(hub, executor, disk)
             nursery.cancel_scope.cancel()
     finally:
         hub.stop()

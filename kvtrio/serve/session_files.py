@@ -3,11 +3,11 @@
 ``kvtrio.store`` has the files; the command line hands them in.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
-from kvtrio.core.session import Parts, ServerIdentity, SessionHead, SessionInfo
+from kvtrio.core.session import Parts, Piece, ServerIdentity, SessionHead, SessionInfo
 from kvtrio.core.stored import StoreError, StoreFault
 from kvtrio.serve import errors
 from kvtrio.serve.errors import ApiError, ErrorSpec
@@ -16,8 +16,13 @@ from kvtrio.serve.errors import ApiError, ErrorSpec
 class SessionWriter(Protocol):
     """Blocks ascending, states ascending; nothing is there until ``commit``."""
 
-    def add_block(self, parts: Parts) -> None: ...
-    def add_state(self, parts: Parts) -> None: ...
+    def add_block(self, parts: Parts) -> Piece: ...
+    def add_state(self, parts: Parts) -> Piece: ...
+    def reuse_block(self, piece: Piece) -> bool:
+        """False: its file has gone or changed; add the block."""
+        ...
+
+    def reuse_state(self, piece: Piece) -> bool: ...
     def commit(self) -> SessionInfo: ...
 
 
@@ -28,6 +33,11 @@ class SessionReader(Protocol):
     def head(self) -> SessionHead: ...
     @property
     def info(self) -> SessionInfo: ...
+    @property
+    def pieces_of(self) -> tuple[Sequence[Piece], Sequence[Piece]]:
+        """The files of its blocks, and of its states."""
+        ...
+
     def block(self, index: int) -> Parts: ...
     def state(self, index: int) -> Parts: ...
 

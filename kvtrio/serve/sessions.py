@@ -4,18 +4,20 @@
 2. State is read and written in front of steps, a few megabytes at a time: nobody's answer pauses
    for longer than that takes.
 3. A session is read after it was verified whole. Where anything fails, the place is as before.
+4. Of what was saved or restored here the file is remembered: it is neither read out of memory nor
+   hashed nor written again, as long as that file is as it was.
 """
 
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, suppress
 from typing import TypeVar
 
 import trio
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
 from kvtrio.core.events import Conversation
 from kvtrio.core.identity import AdapterUse, Segment
-from kvtrio.core.session import Parts, ServerIdentity, SessionHead, SessionInfo
+from kvtrio.core.session import Parts, Piece, ServerIdentity, SessionHead, SessionInfo, StateName
 from kvtrio.core.stored import StoreError, StoreFault
 from kvtrio.engine import Engine
 from kvtrio.engine.offload import Offload
@@ -33,12 +35,24 @@ AT_ONCE_BYTES = 16 << 20
 """Of state, between memory and files."""
 AT_ONCE = 1024
 """Blocks; those of a model without attention have no bytes."""
+MAX_REMEMBERED = 1 << 16
+"""Files: conversations of a million tokens together, in some 30 MB."""
 
 T = TypeVar("T")
 
 
 class NothingThere(Exception):
     """There is no state to save."""
+
+
+@frozen(eq=False)
+class _Kind:
+    """Blocks, or states, on their way from memory to files."""
+
+    names: tuple[StateName, ...]
+    read: Callable[[int, int], Awaitable[tuple[Parts, ...]]]
+    add: Callable[[Parts], Piece]
+    reuse: Callable[[Piece], bool]
 
 
 @define
@@ -63,6 +77,8 @@ class Sessions:
     emit: Callable[[SessionChange], None]
     sealer: Sealer
     _turn: trio.Lock = field(factory=trio.Lock, init=False)
+    _files_of: dict[StateName, Piece] = field(factory=dict, init=False)
+    """The first one has been known for longest."""
 
     async def save_place(self, name: str, place: int, owner: Owner) -> SessionInfo:
         """What the place holds, as soon as nobody runs there. Raises ``NothingThere``."""
@@ -120,16 +136,35 @@ class Sessions:
             return await self.beside.run(writer.commit)
 
     async def _write(self, saved: SavedPlace, writer: SessionWriter) -> None:
-        head = saved.head
-        num_blocks = head.num_blocks(self.identity.block_size)
-        start, number = 0, 1
-        while start < num_blocks:
-            end = min(start + number, num_blocks)
-            blocks = await saved.read_blocks(start, end)
-            await self.beside.run(_add, writer.add_block, blocks)
-            start, number = end, _at_once(blocks)
-        for at in range(len(head.state_positions)):
-            await self.beside.run(_add, writer.add_state, await saved.read_states(at, at + 1))
+        blocks = _Kind(saved.block_names, saved.read_blocks, writer.add_block, writer.reuse_block)
+        states = _Kind(saved.state_names, saved.read_states, writer.add_state, writer.reuse_state)
+        for kind in (blocks, states):
+            start, number = 0, 1
+            while start < len(kind.names):
+                coming = kind.names[start : start + AT_ONCE]
+                known = [self._file_of(name) for name in coming]
+                num_reused = await self.beside.run(_reuse, kind.reuse, known)
+                start += num_reused
+                if num_reused == len(coming):
+                    continue
+                num_new = _num_unknown(known[num_reused:])
+                parts = await kind.read(start, start + min(number, num_new))
+                pieces = await self.beside.run(_add, kind.add, parts)
+                names = kind.names[start : start + len(parts)]
+                self._remember(map(saved.name_of, names, parts), pieces)
+                start, number = start + len(parts), _at_once(parts)
+
+    def _file_of(self, name: StateName) -> Piece | None:
+        """One that has all of it, if there is one; else one that has what is left."""
+        found = self._files_of.get(evolve(name, is_whole=True))
+        return found if found or name.is_whole else self._files_of.get(name)
+
+    def _remember(self, names: Iterable[StateName], pieces: Iterable[Piece]) -> None:
+        for name, piece in zip(names, pieces, strict=True):
+            self._files_of.pop(name, None)
+            self._files_of[name] = piece
+        while len(self._files_of) > MAX_REMEMBERED:
+            del self._files_of[next(iter(self._files_of))]
 
     async def _restore(
         self, name: str, place: int | None, owner: Owner
@@ -139,6 +174,8 @@ class Sessions:
         async with self._turn, self._open(opened) as reader:
             restoring = self.engine.restore(place, _conversation(reader.head, owner))
             await self._bring(reader, restoring)
+            for names, pieces in zip(restoring.names(), reader.pieces_of, strict=True):
+                self._remember(names, pieces)
             return restoring, reader.info
 
     async def _bring(self, reader: SessionReader, restoring: Restoring) -> None:
@@ -219,9 +256,25 @@ def _at_once(parts: tuple[Parts, ...]) -> int:
     return max(1, min(AT_ONCE, AT_ONCE_BYTES // max(num_bytes, 1)))
 
 
-def _add(add: Callable[[Parts], None], parts: tuple[Parts, ...]) -> None:
-    for each in parts:
-        add(each)
+def _add(add: Callable[[Parts], Piece], parts: tuple[Parts, ...]) -> list[Piece]:
+    return [add(each) for each in parts]
+
+
+def _reuse(reuse: Callable[[Piece], bool], known: Sequence[Piece | None]) -> int:
+    """How many of the first ones are there already."""
+    num_reused = 0
+    for piece in known:
+        if piece is None or not reuse(piece):
+            break
+        num_reused += 1
+    return num_reused
+
+
+def _num_unknown(known: Sequence[Piece | None]) -> int:
+    """How many from the first one on are to be written; the file of the first one has gone, if it
+    was known."""
+    following = enumerate(known[1:], 1)
+    return next((i for i, piece in following if piece is not None), len(known))
 
 
 def _read(read: Callable[[int], Parts], indexes: range) -> tuple[Parts, ...]:

@@ -14,7 +14,7 @@ import msgspec
 from attrs import frozen
 from blake3 import blake3
 
-from kvtrio.core.session import ServerIdentity, SessionHead, SessionInfo
+from kvtrio.core.session import Piece, ServerIdentity, SessionHead, SessionInfo
 from kvtrio.core.stored import StoreError, StoreFault
 from kvtrio.store.entries import DIGEST_BYTES, MAX_ENTRY_BYTES, digest_of
 
@@ -29,14 +29,6 @@ _FORBIDDEN = frozenset('/\\:*?"<>|\uff0e\u2215\u2216\ufffd\ufeff')
 
 Read = Callable[[int], bytes]
 """So many bytes, or fewer at the end."""
-
-
-@frozen
-class Piece:
-    """A file of state: its content's digest, which is its name, and its size."""
-
-    digest: bytes
-    size: int
 
 
 @frozen(kw_only=True)

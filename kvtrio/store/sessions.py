@@ -13,10 +13,10 @@ from pathlib import Path
 
 from attrs import define, field
 
-from kvtrio.core.session import Parts, ServerIdentity, SessionHead, SessionInfo
+from kvtrio.core.session import Parts, Piece, ServerIdentity, SessionHead, SessionInfo
 from kvtrio.core.stored import StoreError, StoreFault
 from kvtrio.store.files import Files, open_folder, remove_if_there, typed_faults
-from kvtrio.store.manifest import Manifest, Piece, check_name
+from kvtrio.store.manifest import Manifest, check_name
 from kvtrio.store.pieces import PieceFolder
 from kvtrio.store.transaction import SAVING, Change, manifest_of, sweep
 
@@ -39,15 +39,32 @@ class SessionWriter:
     _blocks: list[Piece] = field(init=False, factory=list)
     _states: list[Piece] = field(init=False, factory=list)
 
-    def add_block(self, parts: Parts) -> None:
+    def add_block(self, parts: Parts) -> Piece:
         """Raises StoreError: NO_SPACE, IO."""
-        with typed_faults():
-            self._blocks.append(self._change.write(parts))
+        return self._add(parts, self._blocks)
 
-    def add_state(self, parts: Parts) -> None:
-        """Raises StoreError: NO_SPACE, IO."""
+    def add_state(self, parts: Parts) -> Piece:
+        return self._add(parts, self._states)
+
+    def reuse_block(self, piece: Piece) -> bool:
+        """The next block is this one, if its file is still as it was; else False, and the block is
+        to be added. Raises StoreError(IO)."""
+        return self._reuse(piece, self._blocks)
+
+    def reuse_state(self, piece: Piece) -> bool:
+        return self._reuse(piece, self._states)
+
+    def _add(self, parts: Parts, pieces: list[Piece]) -> Piece:
         with typed_faults():
-            self._states.append(self._change.write(parts))
+            pieces.append(self._change.write(parts))
+        return pieces[-1]
+
+    def _reuse(self, piece: Piece, pieces: list[Piece]) -> bool:
+        with typed_faults():
+            is_there = self._change.reuse(piece)
+        if is_there:
+            pieces.append(piece)
+        return is_there
 
     def commit(self) -> SessionInfo:
         """Afterwards it survives a power cut. Raises StoreError: NO_SPACE, IO."""
@@ -79,6 +96,11 @@ class SessionReader:
     @property
     def info(self) -> SessionInfo:
         return self.manifest.info(self.name)
+
+    @property
+    def pieces_of(self) -> tuple[tuple[Piece, ...], tuple[Piece, ...]]:
+        """The files of its blocks, and of its states."""
+        return self.manifest.blocks, self.manifest.states
 
     def block(self, index: int) -> Parts:
         """Raises StoreError when it was damaged since."""

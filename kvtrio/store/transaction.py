@@ -12,10 +12,10 @@ from contextlib import suppress
 
 from attrs import define, field
 
-from kvtrio.core.session import Parts
+from kvtrio.core.session import Parts, Piece
 from kvtrio.core.stored import StoreError, StoreFault
 from kvtrio.store.files import Files, created, opened, remove_if_there
-from kvtrio.store.manifest import Manifest, Piece, Read, encode, read_manifest
+from kvtrio.store.manifest import Manifest, Read, encode, read_manifest
 from kvtrio.store.pieces import PieceFolder
 
 SAVING = ".saving"
@@ -59,6 +59,11 @@ class Change:
         if is_new:
             self._new.append(piece)
         return piece
+
+    def reuse(self, piece: Piece) -> bool:
+        """Whether it is there, untouched since this process wrote or read it; then nothing needs to
+        be written."""
+        return self.pieces.is_as_seen(piece)
 
     def copy_in(self, piece: Piece, read: Read) -> None:
         """Raises StoreError when ``read`` does not give it."""

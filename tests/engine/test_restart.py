@@ -11,7 +11,7 @@ from harness.backends import KINDS
 from harness.core_fakes import NumberMatcher
 from harness.virtual import Records, answer_of
 from kvtrio.core.config import CoreConfig
-from kvtrio.core.events import Finished, Submit
+from kvtrio.core.events import Conversation, Finished, Submit
 from kvtrio.core.identity import KeyMaker
 from kvtrio.core.machine import Core
 from kvtrio.core.sampling import SamplingParams
@@ -20,6 +20,7 @@ from kvtrio.engine import Engine, open_engine
 from kvtrio.engine.executor import open_thread_executor
 from kvtrio.engine.mover import Disk
 from kvtrio.engine.offload import ThreadOffload
+from kvtrio.engine.saved import StateGone
 from kvtrio.schedulers.fcfs import FCFS
 from kvtrio.store.disk import DiskStore
 from kvtrio.store.scan import KEY_ROOM
@@ -101,6 +102,35 @@ async def test_a_conversation_goes_on_after_a_restart(
             assert finished.num_computed_tokens <= 4
             assert finished.cache.num_disk_tokens == finished.num_cached_tokens > 60
         tokens = (*tokens, *answer, 3, 4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "model"), [*MODELS, ("torch", "plain")])
+async def test_what_only_the_disk_has_is_saved(kind: str, model: str, tmp_path: Path) -> None:
+    """On the next server nothing of a conversation is in memory: all is read from its files, and
+    what is damaged ends what is saved; restored elsewhere, the next turn's answer is that of
+    cold."""
+    async with server(kind, model, tmp_path) as (engine, _):
+        said, _ = await ask(engine, PROMPT)
+        tokens = (*PROMPT, *said)
+        whole = engine.save(Conversation(token_ids=tokens))
+    async with server(kind, model, tmp_path) as (engine, _):
+        saved = engine.save(Conversation(token_ids=tokens))
+        assert saved.head == whole.head
+        assert [name.key for name in saved.block_names] == [name.key for name in whole.block_names]
+        blocks = await saved.read_blocks(0, 5)
+        states = await saved.read_states(0, len(saved.head.state_positions))
+        assert not any(engine.statistics().num_used_blocks.values())
+        damage_every_other(tmp_path)
+        with pytest.raises(StateGone):
+            await saved.read_blocks(0, 5)
+        assert len(engine.save(Conversation(token_ids=tokens)).head.token_ids) < len(PROMPT)
+    async with server(kind, model, None) as (engine, _):
+        restoring = engine.restore(None, Conversation(token_ids=saved.head.token_ids))
+        await restoring.put(blocks, list(zip(saved.head.state_positions, states, strict=True)))
+        answer, finished = await ask(engine, (*tokens, 3, 4))
+        assert finished.num_cached_tokens > 60
+    assert answer == await cold(kind, model, (*tokens, 3, 4))
 
 
 def damage_every_other(folder: Path) -> None:

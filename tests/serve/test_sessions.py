@@ -31,6 +31,10 @@ HYBRID = evolve(
     num_state_slots=4,
     num_host_state_slots=40,
 )
+WINDOWED = evolve(
+    SIM,
+    groups=(Group(StateClass.TOKEN, None, 24), Group(StateClass.WINDOW, 8, 24)),
+)
 KINDS = pytest.mark.parametrize("sim", [SIM, HYBRID], ids=["window", "recurrent"])
 PROMPT = "it was a bright cold day in April, and the clocks were striking thirteen. " * 4
 
@@ -159,6 +163,34 @@ async def test_who_leaves_while_it_is_saved_leaves_nothing(
                 nursery.start_soon(save, name)
         assert {reply.status for reply in replies} == {200}
         assert sorted(reply.json["kvtrio"]["new_bytes"] == 0 for reply in replies) == [0, 1, 1]
+
+
+@pytest.mark.parametrize("sim", [SIM, HYBRID, WINDOWED], ids=["plain", "recurrent", "window"])
+async def test_what_is_saved_is_not_read_out_again(
+    sim: SimSettings, autojump_clock: Any, tmp_path: Path
+) -> None:
+    """Steps read state out: none when nothing is new, few when a conversation has grown, also after
+    it was restored; and where files were removed meanwhile all are written again."""
+    async with serving(sim=sim, session_dir=tmp_path) as server:
+        core = server.stack.core
+        await complete(server, id_slot=0)
+        first = (await act(server, "save")).json
+        before = core.next_step
+        again = (await act(server, "save", "again")).json
+        assert (core.next_step, again["kvtrio"]["new_bytes"]) == (before, 0)
+        assert again["n_saved"] == first["n_saved"]
+        for path in files(tmp_path / ".blocks"):
+            path.unlink()
+        assert (await act(server, "save")).json["kvtrio"] == first["kvtrio"]
+    async with serving(sim=sim, session_dir=tmp_path) as server:
+        core = server.stack.core
+        assert (await act(server, "restore")).json["n_restored"] == first["n_saved"]
+        before = core.next_step
+        assert (await act(server, "save", "again")).json["kvtrio"]["new_bytes"] == 0
+        assert core.next_step == before
+        await complete(server, PROMPT + "more", id_slot=0)
+        grown = (await act(server, "save")).json["kvtrio"]
+        assert 0 < grown["new_bytes"] < first["kvtrio"]["new_bytes"] / 2
 
 
 @pytest.mark.slow

@@ -106,6 +106,28 @@ def test_state_without_a_session_is_removed(store: SessionStore, files: MemoryFi
     assert pieces(files) == set()
 
 
+def test_a_known_file_is_reused_as_long_as_it_is_untouched(store: SessionStore, files: MemoryFiles):
+    """What was saved needs not be given again; what has gone, or was changed, or was written by a
+    save that was given up, does."""
+    with store.saving("a", SHORT, IDENTITY, b"owner") as writer:
+        kept = [writer.add_block(block_parts(SHORT, i)) for i in range(2)]
+        state = writer.add_state(state_parts(SHORT, 0))
+        writer.commit()
+    with store.saving("b", SHORT, IDENTITY, b"owner") as writer:
+        assert all(map(writer.reuse_block, kept))
+        assert writer.reuse_state(state)
+        assert writer.commit().num_new_bytes == 0
+    assert restored(store, "b") == SHORT
+    folder = files.subfolders[PIECES]
+    folder.put(kept[0].digest.hex(), b"changed")
+    with store.saving("b", LONG, IDENTITY, b"owner") as writer:
+        dropped = writer.add_block(block_parts(LONG, 2))
+        assert not writer.reuse_block(kept[0])
+        assert writer.reuse_block(kept[1])
+    with store.saving("b", LONG, IDENTITY, b"owner") as writer:
+        assert not writer.reuse_block(dropped)
+
+
 def test_leaving_without_commit_changes_nothing(store: SessionStore, files: MemoryFiles):
     """A save that is given up leaves the session before it, and none of its own state."""
     save(store, "a", SHORT)
