@@ -16,6 +16,7 @@ from kvtrio.backends.base import BackendError, BackendInfo
 from kvtrio.cli import exits
 from kvtrio.cli.announce import announce
 from kvtrio.cli.disk import disk_bytes, disk_of, open_disk
+from kvtrio.cli.heap import keep_freed
 from kvtrio.cli.identity import Secrets, key_maker, server_identity
 from kvtrio.cli.interpreter import collect_garbage, collect_in_thread, tuned
 from kvtrio.cli.logs import Begun, open_log, server_start
@@ -202,6 +203,9 @@ async def _serve_http(
     http = HttpSettings(host=options.host, port=options.port, drain_s=options.drain_s)
     app, engine = create_app(services), services.engine
     await collect_in_thread()
+    state = prepared.config.state
+    if state.slot_save_path is not None or state.cache_disk is not None:
+        keep_freed()
     with tuned():
         async with trio.open_nursery() as nursery:
             nursery.start_soon(services.loader.reap, name="adapter reaper")

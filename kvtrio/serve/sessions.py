@@ -31,7 +31,7 @@ from kvtrio.serve.job import Owner
 from kvtrio.serve.outline import num_shared
 from kvtrio.serve.session_files import SessionFiles, SessionReader, SessionWriter
 
-AT_ONCE_BYTES = 16 << 20
+AT_ONCE_BYTES = 32 << 20
 """Of state, between memory and files."""
 AT_ONCE = 1024
 """Blocks; those of a model without attention have no bytes."""
