@@ -23,12 +23,20 @@ from kvtrio.replay.played import Played
 from kvtrio.replay.player import Player
 from kvtrio.replay.realise import mixed
 from kvtrio.replay.results import Api, End, Line, Pacing, Result, Run, Verdict, encode_line
-from kvtrio.replay.scenario import Adapter
+from kvtrio.replay.scenario import Adapter, What
 from kvtrio.replay.scenario_file import Scenario, ScenarioError, read_scenario
 from kvtrio.replay.target import ReplayError, Target, Wishes, look
 from kvtrio.replay.verdicts import Judge
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+MISSING = {
+    What.SCALES: "the server has no such adapters, or cannot set scales",
+    What.SAVE: "the server cannot, or has no --slot-save-path",
+    What.RESTORE: "the server cannot, or has no --slot-save-path",
+    What.ERASE: "the server cannot",
+    What.RESTART: "--restart COMMAND says how",
+}
+"""What an action that was left out needs."""
 NOT_AS_EXPECTED = 3
 """Exit code."""
 
@@ -120,8 +128,8 @@ async def _replay(given: _Given, file: BinaryIO | None) -> int:
     with tqdm(total=len(plan.numbers), unit=" requests", disable=None) as bar:
         report.bar = bar
         is_complete = await _until_signal(player)
-    if operator.num_left_out:
-        exits.complain(f"{operator.num_left_out} actions were left out: no means to do them")
+    for what, number in operator.left_out.items():
+        exits.complain(f"left out {number} times {what.value}: {MISSING[what]}")
     return _tell(report, is_complete, trio.current_time() - began_s)
 
 

@@ -1,5 +1,6 @@
 """What is done to a server beside sending requests: scales, saved places, a restart."""
 
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -23,7 +24,7 @@ class Operator:
     target: Target
     on_left_out: Callable[[], None]
     restart: Restart | None = None
-    num_left_out: int = field(init=False, default=0)
+    left_out: Counter[What] = field(init=False, factory=Counter)
     _places: dict[int, int] = field(init=False, factory=dict)
     """In which a session ran last."""
 
@@ -45,32 +46,32 @@ class Operator:
     async def _set_scales(self, action: Action) -> None:
         scales = {self.target.adapter_ids.get(use.alias): use.scale for use in action.scales}
         if None in scales or not self.target.all_ids:
-            self._leave_out()
+            self._leave_out(action.what)
             return
         body = [{"id": number, "scale": scale} for number, scale in scales.items()]
-        await self._post("/lora-adapters", body)
+        await self._post("/lora-adapters", body, action.what)
 
     async def _restart(self) -> None:
         if self.restart is None:
-            self._leave_out()
+            self._leave_out(What.RESTART)
         else:
             await self.restart()
 
     async def _place(self, action: Action) -> None:
         place = self._places.get(action.session or 0)
         if place is None:
-            self._leave_out()
+            self._leave_out(action.what)
             return
         path = f"/slots/{place}?action={action.what.value}"
-        await self._post(path, {"filename": action_session(action)})
+        await self._post(path, {"filename": action_session(action)}, action.what)
 
-    async def _post(self, path: str, body: Any) -> None:
+    async def _post(self, path: str, body: Any, what: What) -> None:
         reply = await self.http.post(path, body)
         if reply.status in UNKNOWN:
-            self._leave_out()
+            self._leave_out(what)
         elif reply.status != OK:
             raise ReplayError(f"POST {path.partition('?')[0]}: status {reply.status}")
 
-    def _leave_out(self) -> None:
-        self.num_left_out += 1
+    def _leave_out(self, what: What) -> None:
+        self.left_out[what] += 1
         self.on_left_out()

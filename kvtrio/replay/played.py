@@ -51,7 +51,7 @@ class Played:
         yield from _percentiles("first token", self._first_s)
         yield from _percentiles("between tokens", self._gaps_s)
         if self.num_late:
-            yield f"late: {self.num_late} requests were sent {LATE_S} s or more after their time"
+            yield f"sent late, by {LATE_S} s or more: {self.num_late}"
         if verdicts:
             yield from _judged(verdicts)
 

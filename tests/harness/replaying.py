@@ -113,7 +113,7 @@ async def play(
         schema=SCHEMA, origin=Origin.RECORDED, max_context=sim.max_context, purposes=PURPOSES
     )
     recorded = collect(checked([header, *lines]))
-    return Play(recorded, records, results, list(judge.verdicts()), operator.num_left_out)
+    return Play(recorded, records, results, list(judge.verdicts()), operator.left_out.total())
 
 
 def client(server: Serving, api_key: str | None = None) -> ReplayClient:
