@@ -23,6 +23,8 @@ DEFAULT_CONTEXT = 8192
 """Longest request where neither the user nor the model sets a smaller limit, in tokens."""
 
 Count = Number(gte=1)
+MAX_MIB = 1 << 33
+"""In bytes no more than all numbers of a log line can be."""
 Seconds = Number(gte=0)
 
 
@@ -153,7 +155,7 @@ class StateSettings:
         int | None,
         Parameter(
             name="--cache-ram",
-            validator=Number(gte=0),
+            validator=Number(gte=0, lte=MAX_MIB),
             help="MiB of RAM for the state of past requests; 0 keeps only what is on the device. "
             "With recurrent layers up to half of it is for their checkpoints. "
             "Default: a quarter of the machine's memory, at most 8192 and at most half of what the "
@@ -172,7 +174,7 @@ class StateSettings:
         int,
         Parameter(
             name="--cache-disk-size",
-            validator=Count,
+            validator=Number(gte=1, lte=MAX_MIB),
             help="MiB that the files in --cache-disk may take; the least recently used ones go.",
         ),
     ] = 8192

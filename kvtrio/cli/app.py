@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Sequence
 
-from cyclopts import App, CycloptsError
+from cyclopts import App, CycloptsError, Parameter
 
 import kvtrio
 from kvtrio.cli import exits
@@ -12,6 +12,7 @@ from kvtrio.cli.bench import bench
 from kvtrio.cli.chat import chat
 from kvtrio.cli.fetch import fetch
 from kvtrio.cli.inspect import inspect
+from kvtrio.cli.numbers import numeric
 from kvtrio.cli.replay import replay
 from kvtrio.cli.scenario import scenario
 from kvtrio.cli.serve import serve
@@ -30,6 +31,7 @@ app = App(
     version=kvtrio.__version__,
     help_format="markdown",
     result_action="return_value",
+    default_parameter=Parameter(converter=numeric),
 )
 app.command(serve)
 app.command(fetch)

@@ -66,6 +66,7 @@ def info(settings: BackendSettings, num_host_blocks: int = 0) -> BackendInfo:
     "flag",
     [
         "--cache-ram",
+        "--cache-disk-size",
         "--no-recall",
         "--purposes",
         "--slot-save-path",
@@ -79,6 +80,31 @@ def test_serve_help_explains_the_flags(flag: str, capsys: pytest.CaptureFixture[
     """Each is in the help."""
     assert main(["serve", "--help"]) == 0
     assert flag in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "flag", ["--cache-disk-size", "--cache-ram", "--ctx-size", "--parallel", "--threads", "--port"]
+)
+@pytest.mark.parametrize("value", ["1.5", "2.0", "1e3", "0x10", "1_0", "-1", "x", "", "9" * 20])
+def test_whole_numbers_are_whole(flag: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing is rounded and nothing is read in two ways: one line, and the exit code of misuse."""
+    assert main(["serve", f"{flag}={value}"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize("flag", ["--cache-disk-size", "--cache-ram"])
+def test_sizes_fit_into_numbers_of_the_log(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Eight pebibytes are too many."""
+    assert main(["serve", f"{flag}={(1 << 33) + 1}"]) == 2
+    assert flag in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("flag", ["--max-gap-ms", "--max-waiting-s", "--drain-s"])
+@pytest.mark.parametrize("value", ["inf", "nan", "-1"])
+def test_times_are_finite(flag: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A limit that never comes is none: leaving the flag out says that."""
+    assert main(["serve", f"{flag}={value}"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
 
 
 def test_the_queue_is_bounded_by_default() -> None:
