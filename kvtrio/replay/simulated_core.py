@@ -14,7 +14,7 @@ from attrs import define, field
 
 from kvtrio.core.batch import Batch, StepResult
 from kvtrio.core.events import Abort, Output, Submit
-from kvtrio.core.identity import KeyMaker, TokenTrail
+from kvtrio.core.identity import Identity, KeyMaker, TokenTrail
 from kvtrio.core.machine import Core
 
 MAX_REMEMBERED = 1 << 21
@@ -54,6 +54,8 @@ class SimulatedCore(Core):
     """By request, the position up to which its prompt is read, where its client left before."""
     _trails: OrderedDict[int, tuple[TokenTrail, int]] = field(init=False, factory=OrderedDict)
     """Last turns, and how long their prompts were."""
+    _identities: set[Identity] = field(init=False, factory=set)
+    """All there were: keys outlive what they are of, and hold their numbers."""
     _num_remembered: int = field(init=False, default=0)
 
     def update(self, batch: Batch, result: StepResult, now: float) -> list[Output]:
@@ -68,6 +70,7 @@ class SimulatedCore(Core):
         stop = self.stops.get(submit.request_id)
         trail = PlainTrail(told.keys, told.block_size, told.contexts, stop)
         trail.tags = told.tags
+        self._identities.update(context.identity for _, context in told.contexts)
         conversation = self.conversations[submit.request_id]
         if conversation is not None:
             self._take_over(trail, conversation)
