@@ -22,9 +22,9 @@ from contextlib import contextmanager
 import trio
 from attrs import define, field
 
+from kvtrio.cli.collector import no_full_collections
+
 SWITCH_S = 0.0002
-NEVER = 1_000_000_000
-"""Younger generations between two full collections."""
 LOOK_EVERY_S = 10.0
 MAX_PUT_OFF_S = 1800.0
 """On a server that is never idle, garbage in cycles is collected so often all the same."""
@@ -57,16 +57,13 @@ class Pacer:
 def tuned() -> Iterator[None]:
     """Settings for serving, from here on; on exit the old ones. Enter it when all is loaded, and
     what that left behind is collected."""
-    switch_s, thresholds = sys.getswitchinterval(), gc.get_threshold()
-    gc.freeze()
-    gc.set_threshold(*thresholds[:2], NEVER)
+    switch_s = sys.getswitchinterval()
     sys.setswitchinterval(SWITCH_S)
     try:
-        yield
+        with no_full_collections():
+            yield
     finally:
         sys.setswitchinterval(switch_s)
-        gc.set_threshold(*thresholds)
-        gc.unfreeze()
 
 
 async def collect_in_thread() -> None:

@@ -1,5 +1,6 @@
 """What ``kvtrio simulate`` and ``kvtrio calibrate`` do with their flags."""
 
+import gc
 import json
 import os
 import sys
@@ -13,6 +14,7 @@ from attrs import define, field, frozen
 from msgspec import Meta
 
 from kvtrio.cli import exits
+from kvtrio.cli.collector import no_full_collections
 from kvtrio.cli.logs import version
 from kvtrio.cli.simulate import MAX_BLOCK_SIZE, MAX_PLACES, SimulateOptions
 from kvtrio.core.config import CoreConfig, Group
@@ -121,7 +123,9 @@ def _simulated(scenario: Scenario, run: _Run) -> Numbers:
             wants_step = writer.wants_step
         simulation = Simulation(server, scenario, FanOut(tuple(observers)), wants_step)
         clock.simulation = simulation
-        _show(simulation, run.scheduler, scenario)
+        gc.collect()  # the run before left its cache, whose blocks know each other
+        with no_full_collections():
+            _show(simulation, run.scheduler, scenario)
         if log is not None:
             log.file.flush()
             if log.num_lost:

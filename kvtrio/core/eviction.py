@@ -22,6 +22,8 @@ SHORT_SHARE = 8
 """Short strangers may fill one part in this many before they displace each other."""
 FAR_TOKENS = 4096
 """Where a token costs twice what the first one does."""
+LEAST_CLEARED = 64
+"""Entries that a heap may have, dead or alive."""
 
 
 class Item(Protocol):
@@ -50,6 +52,31 @@ def worth(num_tokens: int, start: int, block_size: int) -> float:
 
 
 @define(eq=False)
+class Heap(Generic[T]):
+    """Entries, the least first; ``top`` is the first one that is alive."""
+
+    entries: list[Entry[T]] = field(init=False, factory=list)
+    _most: int = field(init=False, default=LEAST_CLEARED)
+
+    def push(self, entry: Entry[T]) -> None:
+        heappush(self.entries, entry)
+        if len(self.entries) > self._most:
+            # Without losses nobody else would clear dead entries away.
+            self.entries = [each for each in self.entries if each[3].stamp == each[2]]
+            heapify(self.entries)
+            self._most = max(2 * len(self.entries), LEAST_CLEARED)
+
+    def top(self) -> T | None:
+        entries = self.entries
+        while entries:
+            _, _, stamp, item = entries[0]
+            if item.stamp == stamp:
+                return item
+            heappop(entries)
+        return None
+
+
+@define(eq=False)
 class Order(Generic[T]):
     """What may go in one tier, least value first. ``limit``: items in the tier."""
 
@@ -58,21 +85,21 @@ class Order(Generic[T]):
     """Value of the last victim."""
     num_short: int = field(init=False, default=0)
     _num_entries: int = field(init=False, default=0)
-    _long: list[Entry[T]] = field(init=False, factory=list)
-    _short: list[Entry[T]] = field(init=False, factory=list)
-    _pinned: list[Entry[T]] = field(init=False, factory=list)
+    _long: Heap[T] = field(init=False, factory=Heap)
+    _short: Heap[T] = field(init=False, factory=Heap)
+    _pinned: Heap[T] = field(init=False, factory=Heap)
 
     def add(self, item: T, now: float) -> None:
         assert not item.is_candidate
         item.is_candidate = True
         self._num_entries += 1
         if item.pinned_until_s > now:
-            _push(self._pinned, (item.pinned_until_s, self._num_entries, item.stamp, item))
+            self._pinned.push((item.pinned_until_s, self._num_entries, item.stamp, item))
             return
         item.is_short = item.end < SHORT_TOKENS
         self.num_short += item.is_short
         heap = self._short if item.is_short else self._long
-        _push(heap, (item.value, self._num_entries, item.stamp, item))
+        heap.push((item.value, self._num_entries, item.stamp, item))
 
     def discard(self, item: T) -> None:
         """It may not go any more. Its heap entry dies by its stamp."""
@@ -83,12 +110,12 @@ class Order(Generic[T]):
 
     def lowest(self, now: float) -> T | None:
         """What to lose next; None if there is no candidate."""
-        while (first := _top(self._pinned)) and first.pinned_until_s <= now:
+        while (first := self._pinned.top()) and first.pinned_until_s <= now:
             self.discard(first)
             self.add(first, now)
-        short, long = _top(self._short), _top(self._long)
+        short, long = self._short.top(), self._long.top()
         if short is None:
-            return long or _top(self._pinned)
+            return long or self._pinned.top()
         if long is None or SHORT_SHARE * self.num_short > self.limit:
             return short
         return short if short.value <= long.value else long
@@ -124,25 +151,3 @@ class Candidates(Order[Block]):
         if block.is_candidate:
             self.discard(block)
             self.add(block, now)
-
-
-def _is_live(entry: Entry[T]) -> bool:
-    _, _, stamp, item = entry
-    return item.stamp == stamp
-
-
-def _push(heap: list[Entry[T]], entry: Entry[T]) -> None:
-    heappush(heap, entry)
-    if len(heap) & (len(heap) - 1) == 0:
-        # At each doubling: without losses nobody else would clear dead entries away.
-        heap[:] = filter(_is_live, heap)
-        heapify(heap)
-
-
-def _top(heap: list[Entry[T]]) -> T | None:
-    while heap:
-        _, _, stamp, item = heap[0]
-        if item.stamp == stamp:
-            return item
-        heappop(heap)
-    return None

@@ -5,6 +5,7 @@ Steps that only decode are taken many at a time (``core.stretch``), unless ``is_
 otherwise; the log is the same.
 """
 
+import gc
 from collections.abc import Callable, Iterator, Sequence
 from heapq import heappop, heappush
 from math import inf
@@ -156,6 +157,7 @@ class Simulation:
         """Adapters of each request are in the scenario, so scales have nothing to set."""
         if action.what is What.RESTART:
             self._core = self.server.core(self.scenario)
+            gc.collect()  # blocks of the old one know each other
         elif action.what is not What.SCALES:
             self.num_left_out += 1
 
