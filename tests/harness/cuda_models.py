@@ -6,6 +6,7 @@ import gguf
 import numpy as np
 from attrs import frozen
 
+from harness.devices import late_device
 from harness.torch_models import RandomFile, random_file, settings
 from kvtrio.backends.cuda_backend import CudaBackend
 from kvtrio.backends.torch_backend import TorchBackend
@@ -70,6 +71,11 @@ def quantised_file(model: ModelSpec, seed: int = 0) -> QuantisedFile:
 def random_cuda(model: ModelSpec, **changes: object) -> CudaBackend:
     """Quantised weights, all else in float32."""
     return CudaBackend.load(quantised_file(model), model, settings(**changes))
+
+
+def late_cuda(model: ModelSpec, **changes: object) -> CudaBackend:
+    """The same, with copies between the tiers as late as they may be."""
+    return CudaBackend.load_on((late_device(),), quantised_file(model), model, settings(**changes))
 
 
 def same_torch(model: ModelSpec, **changes: object) -> TorchBackend:

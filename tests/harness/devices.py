@@ -97,6 +97,44 @@ class Lagging:
             head()
 
 
+@define(eq=False)
+class Prompt:
+    """A stream that does its work at once, behind what it waits for."""
+
+    def run(self, work: Work) -> None:
+        work()
+
+    def mark(self) -> object:
+        return self, 0
+
+    def wait(self, mark: object) -> None:
+        assert isinstance(mark, tuple)
+        stream, num = mark
+        while stream.num_done < num:
+            stream.go_on()
+
+    def synchronise(self) -> None:
+        pass
+
+    @property
+    def num_done(self) -> int:
+        return 0
+
+
+def late_device() -> FakeDevice:
+    """Copies travel when somebody waits for them, and no sooner."""
+    copies = Lagging(Never())
+    copies.others.append(copies)
+    return FakeDevice(has_own_memory=False, compute=Prompt(), copies=copies)
+
+
+class Never(Random):
+    """Nothing goes on by itself."""
+
+    def random(self) -> float:
+        return 1.0
+
+
 def lagging_device(rng: Random) -> FakeDevice:
     """Both streams lag, and overtake each other wherever no mark forbids it."""
     compute, copies = Lagging(rng), Lagging(rng)
