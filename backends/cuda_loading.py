@@ -72,7 +72,6 @@ def _measured(
 ) -> list[DeviceNeeds]:
     """With weights where they are and the largest step done once."""
     devices = [each.share.device for each in loaded]
-    memory = [allowed_bytes(device, settings) for device in devices]
     info = smallest(least)
 
     def work() -> None:
@@ -81,6 +80,8 @@ def _measured(
             Forward(spec, stages).choices(largest_step(info.groups, settings))
 
     steps = step_bytes(devices, work, settings)
+    # Behind the step: what the driver loads for kernels is there by now.
+    memory = [allowed_bytes(device, settings) for device in devices]
     return [
         _needs(each.share, settings, (*figures, step))
         for each, figures, step in zip(loaded, memory, steps, strict=True)

@@ -111,8 +111,9 @@ class Mover:
 
         def travel() -> None:
             for i, copy in enumerate(run.copies):
-                part = (slice(None), copy.source, slice(copy.num_tokens))
-                staged[:, i, : copy.num_tokens].copy_(source[part], non_blocking=True)
+                # A whole place lies in one piece. A part of it torch would first gather on the CPU,
+                # and not wait for what is still on its way there.
+                staged[:, i].copy_(source[:, copy.source], non_blocking=True)
 
         def scatter() -> None:
             pairs = self._pairs(run, target, sources=order)

@@ -20,6 +20,7 @@ import torch
 
 from harness.cuda_models import random_cuda, same_torch
 from harness.gpu_checks import Check, Where, checked
+from harness.gpu_memory import memory_checks
 from harness.gpu_speed import EIGHT_B, TOY, kernel_speeds, model_speeds
 from harness.torch_models import PLAIN, Driver, greedy
 from kvtrio.kernels.triton_common import is_interpreted
@@ -45,7 +46,8 @@ def main() -> int:
     where = "interpreter" if interpreted else torch.cuda.get_device_name()
     print(f"{where}, torch {torch.__version__}, SEED={seed}")
     failed = 0
-    for checks in (checked(Where(sizes.device, seed)), parity()):
+    place = Where(sizes.device, seed)
+    for checks in (checked(place), parity(), memory_checks(place)):
         for check in checks:
             # numpy's products, in the interpreter, depend on a row's place in a tile.
             limit = max(check.limit, 1e-2 if interpreted else 0.0)

@@ -12,7 +12,7 @@ from harness.cpu_matrices import random_rows
 from harness.torch_models import Driver, settings
 from harness.triton_queries import ragged
 from kvtrio.backends.cuda_backend import CudaBackend
-from kvtrio.core.batch import Batch, Copy
+from kvtrio.core.batch import Batch, Chunk, Copy
 from kvtrio.core.types import BlockId, StateClass, Tier
 from kvtrio.kernels.triton_attention import Shape, attend
 from kvtrio.kernels.triton_matmul import multiply
@@ -248,11 +248,12 @@ def model_speeds(sizes: Sizes) -> Iterator[Speed]:
     far = driver.chunk(1001, sizes.far, [1] * min(512, sizes.prompt), None)
     took = seconds(sizes, lambda: backend.step(Batch(0, (*chunks[:8], far))))
     yield Speed(f"step of 8 rows beside a prompt at {sizes.far}", 1000 * took, "ms")
-    yield from _move_speeds(sizes, backend)
+    yield from _move_speeds(sizes, backend, tuple(chunks[:8]))
     backend.close()
 
 
-def _move_speeds(sizes: Sizes, backend: CudaBackend) -> Iterator[Speed]:
+def _move_speeds(sizes: Sizes, backend: CudaBackend, chunks: tuple[Chunk, ...]) -> Iterator[Speed]:
+    """Alone, and in front of a step, as a part of which the step alone is told."""
     size = sizes.moves * 16 * sum(group.bytes_per_token for group in backend.info.groups)
     away = tuple(
         Copy(0, BlockId(i), BlockId(i), 16, Tier.DEVICE, Tier.HOST) for i in range(sizes.moves)
@@ -261,3 +262,6 @@ def _move_speeds(sizes: Sizes, backend: CudaBackend) -> Iterator[Speed]:
     for name, copies in (("to RAM", away), ("from RAM", back)):
         took = seconds(sizes, lambda copies=copies: backend.step(Batch(0, (), copies)))
         yield Speed(f"moves {name}", size / took / 1e9, "GB/s")
+        alone = seconds(sizes, lambda: backend.step(Batch(0, chunks)))
+        beside = seconds(sizes, lambda copies=copies: backend.step(Batch(0, chunks, copies)))
+        yield Speed(f"step with moves {name}", 1000 * beside, "ms", alone / beside)
