@@ -8,10 +8,10 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from kvtrio.cli.collector import NEVER
 from kvtrio.cli.interpreter import (
     LOOK_EVERY_S,
     MAX_PUT_OFF_S,
-    NEVER,
     SWITCH_S,
     Pacer,
     collect_garbage,
