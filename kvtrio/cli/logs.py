@@ -56,6 +56,7 @@ class Begun:
     max_disk_bytes: int
     num_disk_entries: int
     """What was found on disk."""
+    num_disk_bytes: int
     log_key: bytes = field(repr=False)
 
 
@@ -106,6 +107,8 @@ def server_start(prepared: Prepared, info: BackendInfo, begun: Begun) -> ServerS
         load_s=begun.load_s,
         max_disk_bytes=begun.max_disk_bytes,
         num_disk_entries=begun.num_disk_entries,
+        num_disk_bytes=begun.num_disk_bytes,
+        has_sessions=prepared.sessions is not None,
     )
 
 

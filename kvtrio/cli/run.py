@@ -89,8 +89,8 @@ def _run(config: ServeConfig, stack: ExitStack, stop: StopSignals) -> int:
             exits.complain(prepared.backend.warning)
         stop.way = Stop.LEAVE
         watch = StallWatch(log, time.perf_counter)
-        num_found = len(disk.heads()) if disk else 0
-        started = Started(prepared, run_secrets, disk, num_found, observer)
+        sizes = [head.size for head in disk.heads()] if disk else []
+        started = Started(prepared, run_secrets, disk, (len(sizes), sum(sizes)), observer)
         trio.run(_serve, started, stop, instruments=[watch])
         log.emit(_stop_line(observer, time.perf_counter() - began_s))
     except* USER_ERRORS as group:
@@ -114,7 +114,8 @@ class Started:
     prepared: Prepared
     secrets: Secrets
     disk: DiskStore | None
-    num_disk_entries: int
+    found: tuple[int, int]
+    """On disk: entries and their bytes."""
     observer: JsonObserver
 
 
@@ -156,7 +157,8 @@ def _begun(started: Started, url: str, load_s: float) -> Begun:
         url=url,
         load_s=load_s,
         max_disk_bytes=disk_bytes(started.disk),
-        num_disk_entries=started.num_disk_entries,
+        num_disk_entries=started.found[0],
+        num_disk_bytes=started.found[1],
         log_key=started.secrets.sealer.log_key,
     )
 

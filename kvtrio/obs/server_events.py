@@ -67,6 +67,10 @@ class ServerStart:
     """Of the disk tier; 0: there is none."""
     num_disk_entries: int
     """Blocks and states that an earlier run left there."""
+    num_disk_bytes: int
+    """Of their files."""
+    has_sessions: bool
+    """Conversations can be saved: there is a folder for them."""
 
 
 @event("server.stop", Level.INFO)

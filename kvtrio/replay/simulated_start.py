@@ -52,4 +52,6 @@ def simulated_start(
         load_s=0.0,
         max_disk_bytes=0,
         num_disk_entries=0,
+        num_disk_bytes=0,
+        has_sessions=False,
     )

@@ -208,7 +208,10 @@ class Api:
 
     async def props(self) -> Response:
         services, statistics = self.services, self.services.engine.statistics()
-        return json_reply(info.props(services.model, services.settings, statistics))
+        has_sessions = services.sessions is not None
+        return json_reply(
+            info.props(services.model, services.settings, statistics, has_sessions=has_sessions)
+        )
 
     async def slots(self) -> Response:
         statistics = self.services.engine.statistics()

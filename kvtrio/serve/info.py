@@ -85,9 +85,9 @@ def model_entry(
 
 
 def props(
-    model: ServedModel, settings: ServeSettings, statistics: CoreStatistics
+    model: ServedModel, settings: ServeSettings, statistics: CoreStatistics, *, has_sessions: bool
 ) -> dict[str, Any]:
-    """GET /props"""
+    """GET /props. ``has_sessions``: conversations can be saved."""
     return {
         "default_generation_settings": {
             "params": default_settings(settings.sampling),
@@ -116,6 +116,8 @@ def props(
             "note": model.template_note,
             "purposes": list(settings.purposes),
             "memory": _memory(statistics),
+            "disk": _disk(statistics),
+            "sessions": {"enabled": has_sessions},
             "reuse": {
                 "resumes_at": _resumes_at(statistics),
                 "notes": list(settings.reuse_notes),
@@ -143,6 +145,16 @@ def _memory(statistics: CoreStatistics) -> dict[str, dict[str, int]]:
         name: {tier.value: number for tier, number in limits.items()}
         for name, limits in kinds.items()
         if limits
+    }
+
+
+def _disk(statistics: CoreStatistics) -> dict[str, bool | int]:
+    """The disk tier: bytes of its files, and how many blocks and states they are."""
+    return {
+        "enabled": statistics.max_disk_bytes > 0,
+        "limit_bytes": statistics.max_disk_bytes,
+        "used_bytes": statistics.num_disk_bytes,
+        "entries": statistics.num_disk_entries,
     }
 
 

@@ -165,6 +165,16 @@ async def test_who_leaves_while_it_is_saved_leaves_nothing(
         assert sorted(reply.json["kvtrio"]["new_bytes"] == 0 for reply in replies) == [0, 1, 1]
 
 
+async def test_props_say_whether_conversations_can_be_saved(
+    autojump_clock: Any, tmp_path: Path
+) -> None:
+    """And not where."""
+    async with serving(sim=SIM, session_dir=tmp_path) as server:
+        props = (await server.get("/props")).json
+        assert props["kvtrio"]["sessions"] == {"enabled": True}
+        assert tmp_path.name not in json.dumps(props)
+
+
 @pytest.mark.parametrize("sim", [SIM, HYBRID, WINDOWED], ids=["plain", "recurrent", "window"])
 async def test_what_is_saved_is_not_read_out_again(
     sim: SimSettings, autojump_clock: Any, tmp_path: Path

@@ -133,6 +133,8 @@ async def test_props(autojump_clock: Any) -> None:
             "note": "the model has none",
             "purposes": ["chat", "title", "recap", "probe", "tool"],
             "reuse": {"resumes_at": "kept_windows", "notes": []},
+            "disk": {"enabled": False, "limit_bytes": 0, "used_bytes": 0, "entries": 0},
+            "sessions": {"enabled": False},
         }
 
 
