@@ -71,21 +71,26 @@ def _measured(
     loaded: Sequence[Loaded], spec: ModelSpec, least: BackendInfo, settings: BackendSettings
 ) -> list[DeviceNeeds]:
     """With weights where they are and the largest step done once."""
-    devices = [each.share.device for each in loaded]
-    info = smallest(least)
-
-    def work() -> None:
-        stages = [open_stage(each, info) for each in loaded]
-        with torch.inference_mode():
-            Forward(spec, stages).choices(largest_step(info.groups, settings))
-
-    steps = step_bytes(devices, work, settings)
+    steps = _steps(loaded, spec, smallest(least), settings)
     # Behind the step: what the driver loads for kernels is there by now.
-    memory = [allowed_bytes(device, settings) for device in devices]
+    memory = [allowed_bytes(each.share.device, settings) for each in loaded]
     return [
         _needs(each.share, settings, (*figures, step))
         for each, figures, step in zip(loaded, memory, steps, strict=True)
     ]
+
+
+def _steps(
+    loaded: Sequence[Loaded], spec: ModelSpec, info: BackendInfo, settings: BackendSettings
+) -> list[int]:
+    """Bytes of the largest step on each device; its pools, as ``info`` says, are no part of it."""
+    stages = [open_stage(each, info) for each in loaded]
+
+    def work() -> None:
+        with torch.inference_mode():
+            Forward(spec, stages).choices(largest_step(info.groups, settings))
+
+    return step_bytes([stage.device for stage in stages], work, settings)
 
 
 def _needs(share: Share, settings: BackendSettings, figures: tuple[int, int, int]) -> DeviceNeeds:
@@ -144,14 +149,18 @@ def _info(
         max_context=settings.max_context,
         pool_bytes=0,
         weight_bytes=weight_bytes(file, plan, dtype),
-        numerics=_numerics(devices[0]),
+        numerics=_numerics(devices, settings.tensor_split),
         num_converted=num_converted(file, plan),
     )
     return evolve(info, pool_bytes=pool_bytes(info))
 
 
-def _numerics(device: Device) -> str:
-    if device.place.type != "cuda":
+def _numerics(devices: Sequence[Device], split: Sequence[float]) -> str:
+    """Of GPUs that are not alike it counts which layers each of them has."""
+    if devices[0].place.type != "cuda":
         return "triton interpreter"
-    major, minor = torch.cuda.get_device_capability(device.place)
-    return f"triton sm_{major}{minor}"
+    found = [torch.cuda.get_device_capability(device.place) for device in devices]
+    kinds = [f"sm_{major}{minor}" for major, minor in found]
+    if len(set(kinds)) == 1:
+        return f"triton {kinds[0]}"
+    return "triton " + " ".join(f"{k}:{part:g}" for k, part in zip(kinds, split, strict=True))
