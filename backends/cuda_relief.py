@@ -7,18 +7,21 @@
    attempt keeps nothing where all chunks are single rows: that would double what such a step
    moves, and it has the smallest values. If one fails all the same, the rows whose state it may
    have spoilt end.
-3. The allocator gives back what it keeps unused before each further attempt.
+3. The allocator gives back what it keeps unused before each further attempt, which takes long. So
+   steps of a size that failed are done in parts at once, for a while.
 """
 
 from collections.abc import Callable, Sequence
+from math import inf
 from typing import Protocol
 
 import torch
-from attrs import define, evolve, frozen
+from attrs import define, evolve, field, frozen
 
 from kvtrio.core.batch import Batch, Chunk, Sampled
 from kvtrio.core.types import RequestId
 
+REMEMBERED_STEPS = 256
 Choices = tuple[Sampled | None, ...]
 """One per chunk."""
 Kept = Callable[[], None]
@@ -58,18 +61,26 @@ class Fitter:
     _compute: Callable[[Batch], Choices]
     """Raises torch.OutOfMemoryError."""
     _memory: Memory
+    _least_failed: float = field(init=False, default=inf)
+    """Tokens of the smallest step that lately did not fit; ``inf``: there is none."""
+    _num_steps: int = field(init=False, default=0)
+    """Since then."""
 
     def run(self, batch: Batch) -> Computed:
-        is_guarded = self._memory.has_states and any(len(c.token_ids) > 1 for c in batch.chunks)
-        done = self._attempt(batch, is_guarded)
-        if done is not None:
-            return Computed(done)
+        self._forget_in_time()
         spoilt = frozenset[RequestId]()
-        if self._memory.has_states and not is_guarded:
-            spoilt = frozenset(chunk.request_id for chunk in batch.chunks if chunk.start)
+        if self._is_worth_trying(batch):
+            is_guarded = self._memory.has_states and any(len(c.token_ids) > 1 for c in batch.chunks)
+            done = self._attempt(batch, is_guarded)
+            if done is not None:
+                return Computed(done)
+            if self._memory.has_states and not is_guarded:
+                spoilt = frozenset(chunk.request_id for chunk in batch.chunks if chunk.start)
         found: dict[RequestId, Sampled | None] = {}
         left = tuple(chunk for chunk in batch.chunks if chunk.request_id not in spoilt)
-        self._place(evolve(batch, chunks=left), found)
+        before = self._least_failed
+        if not self._place(evolve(batch, chunks=left), found):
+            self._least_failed = before  # not the size failed, but a request
         sampled = tuple(found.get(chunk.request_id) for chunk in batch.chunks)
         ids = (chunk.request_id for chunk in batch.chunks)
         return Computed(sampled, tuple(each for each in ids if each not in found))
@@ -79,10 +90,12 @@ class Fitter:
         chunks = batch.chunks
         if not chunks:
             return True
-        done = self._attempt(batch, self._memory.has_states)
-        if done is not None:
-            found.update(zip((chunk.request_id for chunk in chunks), done, strict=True))
-            return True
+        if self._is_worth_trying(batch):
+            done = self._attempt(batch, self._memory.has_states)
+            if done is not None:
+                found.update(zip((chunk.request_id for chunk in chunks), done, strict=True))
+                return True
+            self._least_failed, self._num_steps = min(self._least_failed, batch.num_tokens), 0
         if len(chunks) > 1:
             first, second = _halves(chunks)
             placed = self._place(evolve(batch, chunks=first), found)
@@ -92,6 +105,14 @@ class Fitter:
         return all(
             self._place(evolve(batch, chunks=(part,)), found) for part in _parts(chunks[0])
         ) or _without(chunks[0], found)
+
+    def _is_worth_trying(self, batch: Batch) -> bool:
+        return batch.num_tokens < self._least_failed or batch.num_tokens == 1
+
+    def _forget_in_time(self) -> None:
+        self._num_steps += 1
+        if self._num_steps > REMEMBERED_STEPS:
+            self._least_failed = inf
 
     def _attempt(self, batch: Batch, is_guarded: bool) -> Choices | None:
         """None: it does not fit, and is as if it had not begun, if it is guarded."""

@@ -11,7 +11,7 @@ from harness.devices import FakeDevice
 from harness.torch_models import SHORT_CONV, Driver, layer, recurrent_layer, settings, spec
 from kvtrio.backends.cuda_backend import CudaBackend
 from kvtrio.backends.cuda_ops import CudaOps
-from kvtrio.backends.cuda_relief import Fitter
+from kvtrio.backends.cuda_relief import REMEMBERED_STEPS, Fitter
 from kvtrio.core.batch import Batch, Chunk, Sampled, SampleRow
 from kvtrio.core.sampling import SamplingParams
 from kvtrio.core.types import BlockId, RequestId
@@ -105,11 +105,32 @@ def test_memory_is_given_back_before_the_same_step_is_tried_again():
 def test_only_what_fits_not_even_alone_is_named():
     """The others' answers and states are those without it."""
     ours, wanted = Adder(100, frozenset({2})), Adder(100)
-    done = Fitter(ours.compute, ours).run(STEPS[0])
+    fitter = Fitter(ours.compute, ours)
+    done = fitter.run(STEPS[0])
     whole = wanted.compute(STEPS[0])
     assert done.unplaced == (2,)
     assert done.sampled == (whole[0], None, whole[2])
     assert {n: ours.states[n] for n in (1, 3)} == {n: wanted.states[n] for n in (1, 3)}
+    ours.attempts.clear()
+    assert fitter.run(Batch(1, (chunk(1, 5, 9), chunk(3, 1, 8)))).unplaced == ()
+    assert ours.attempts == [17], "it was no matter of size"
+
+
+def test_a_size_that_failed_is_not_tried_again_for_a_while():
+    """Later steps of that size begin in parts; smaller ones are tried, and in time all are."""
+    model = Adder(5)
+    fitter = Fitter(model.compute, model)
+    wanted = fitter.run(STEPS[0])
+    model.attempts.clear()
+    assert fitter.run(STEPS[0]) == wanted
+    assert model.attempts
+    assert max(model.attempts) <= 5
+    fitter.run(Batch(1, (chunk(1, 5, 4),)))
+    assert model.attempts[-1] == 4
+    for _ in range(REMEMBERED_STEPS):
+        fitter.run(Batch(1, (chunk(5, 0, 1),)))
+    assert fitter.run(STEPS[0]) == wanted
+    assert 15 in model.attempts
 
 
 def test_rows_whose_state_may_be_spoilt_end():
