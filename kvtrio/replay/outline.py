@@ -19,6 +19,8 @@ def outline(scenario: Scenario) -> Iterator[str]:
     longest = max((each.prompt_tokens + each.output_tokens for each in requests), default=0)
     num_output = sum(each.output_tokens for each in requests)
     yield (f"prompts: {num_prompt:,} tokens; answers: {num_output:,}; longest request: {longest:,}")
+    places = f"; places: {header.num_places}" if header.num_places else ""
+    yield f"needs: room for {header.max_context:,} tokens in a request{places}"
     lengths: Counter[type] = Counter()
     for request in requests:
         for piece in request.prompt:
