@@ -6,6 +6,7 @@ from enum import Enum
 import numpy as np
 from attrs import frozen
 
+from kvtrio.model.adapter_modules import HEAD
 from kvtrio.model.errors import ModelFileError, safe_name
 from kvtrio.model.fused import fused_shapes
 from kvtrio.model.layer_tensors import Shape, is_matrix
@@ -16,7 +17,6 @@ MAX_RANK = 4096
 MAX_VALUES = 1 << 30
 """In all halves together: 4 GiB as float32."""
 NUM_LISTED = 3
-HEAD = "output.weight"
 UNMATCHED = "no such matrix in the base model"
 EMBEDDING = "token_embd.weight"
 
@@ -92,13 +92,15 @@ def adaptable(spec: ModelSpec) -> dict[str, Shape]:
     return {**shapes, HEAD: (spec.vocab_size, spec.hidden_size)}
 
 
-def pair_up(halves: Iterable[Half], spec: ModelSpec) -> tuple[Pair, ...]:
-    """All halves as pairs that fit the base, by target name.
+def pair_up(
+    halves: Iterable[Half], spec: ModelSpec, more: Mapping[str, Shape] | None = None
+) -> tuple[Pair, ...]:
+    """All halves as pairs that fit the base, by target name; ``more`` can be changed, too.
 
     Raises ModelFileError, before any value is read, for a half without the other, a target that
     the base does not have, a wrong shape, or no pair at all.
     """
-    shapes = fused_shapes(spec, adaptable(spec))
+    shapes = {**fused_shapes(spec, adaptable(spec)), **(more or {})}
     sides: dict[Side, dict[str, Half]] = {Side.A: {}, Side.B: {}}
     unmatched = []
     for half in halves:

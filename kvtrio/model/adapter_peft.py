@@ -6,12 +6,11 @@ base file's here.
 """
 
 import re
-
-import numpy as np
+from collections.abc import Iterator
 
 from kvtrio.model.adapter_config import PeftConfig, read_peft_config
+from kvtrio.model.adapter_modules import arranged, splits, target_of
 from kvtrio.model.adapter_pairs import (
-    HEAD,
     UNMATCHED,
     Content,
     Half,
@@ -23,10 +22,9 @@ from kvtrio.model.adapter_pairs import (
     refuse_listed,
 )
 from kvtrio.model.errors import ModelFileError
-from kvtrio.model.families import FAMILIES
 from kvtrio.model.paths import OpenPath
 from kvtrio.model.safetensors_file import SafetensorsFile, read_safetensors
-from kvtrio.model.spec import AttentionSpec, ModelSpec
+from kvtrio.model.spec import ModelSpec
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
@@ -34,25 +32,6 @@ PICKLE = "adapter_model.bin"
 MAX_CONFIG_BYTES = 1 << 20
 
 _TENSOR = re.compile(r"base_model\.model\.([\w.-]+)\.lora_([AB])(?:\.default)?\.weight")
-_LAYER = re.compile(r"(?:(?:model|language_model)\.)*layers\.(0|[1-9][0-9]{0,4})\.([a-z_.]+)")
-_HEAD = re.compile(r"(?:(?:model|language_model)\.)*lm_head")
-_TARGETS = {
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-    "self_attn.qkv_proj": "attn_qkv",
-    "mlp.gate_up_proj": "ffn_up",
-    "self_attn.q_a_proj": "attn_q_a",
-    "self_attn.q_b_proj": "attn_q_b",
-    "self_attn.kv_a_proj_with_mqa": "attn_kv_a_mqa",
-    "mlp.c_fc": "ffn_up",
-    "mlp.c_proj": "ffn_down",
-    **{f"mlp.shared_experts.{part}_proj": f"ffn_{part}_shexp" for part in ("gate", "up", "down")},
-}
 _REFUSED = {
     "lora_magnitude_vector": "DoRA is not supported",
     "lora_embedding_": "adapters of the embedding are not supported",
@@ -83,44 +62,30 @@ def _targets(file: SafetensorsFile, config: PeftConfig, spec: ModelSpec) -> dict
     halves = [
         Half(
             name=name,
-            target=_target(match[1]),
+            target=target_of(spec, match[1]),
             side=Side(match[2].lower()),
             shape=file.tensors[name].shape,
         )
         for name, match in matches.items()
     ]
     modules = {name: match[1] for name, match in matches.items()}
-    return {
-        pair.target: _low_rank(file, pair, config.scaling(modules[pair.a.name], pair.rank), spec)
-        for pair in pair_up(halves, spec)
-    }
+    more = {name: split.shape for name, split in splits(spec).items()}
+    return dict(
+        each
+        for pair in pair_up(halves, spec, more)
+        for each in _low_ranks(file, pair, config.scaling(modules[pair.a.name], pair.rank), spec)
+    )
 
 
-def _target(module: str) -> str:
-    """The base file's name of a module's weight, or the module's own, which matches nothing."""
-    if _HEAD.fullmatch(module):
-        return HEAD
-    match = _LAYER.fullmatch(module)
-    if match is None or match[2] not in _TARGETS:
-        return module
-    return f"blk.{match[1]}.{_TARGETS[match[2]]}.weight"
-
-
-def _low_rank(file: SafetensorsFile, pair: Pair, scaling: float, spec: ModelSpec) -> LowRank:
+def _low_ranks(
+    file: SafetensorsFile, pair: Pair, scaling: float, spec: ModelSpec
+) -> Iterator[tuple[str, LowRank]]:
+    """By the base file's names."""
     a, b = file.values(pair.a.name), file.values(pair.b.name)
-    _, layer, kind, *_ = [*pair.target.split("."), "", ""]
-    if kind in ("attn_q", "attn_k") and FAMILIES[spec.architecture].paired_rows:
-        attention = spec.layers[int(layer)].attention
-        b = _paired(b, _num_heads(attention, kind))
-    return low_rank(a, b, scaling, pair)
-
-
-def _num_heads(attention: AttentionSpec, kind: str) -> int:
-    return attention.num_heads if kind == "attn_q" else attention.num_kv_heads
-
-
-def _paired(b: np.ndarray, num_heads: int) -> np.ndarray:
-    """Rows of each head from halves (i, i + n / 2) to adjacent pairs, as in the base file."""
-    num_out, rank = b.shape
-    halves = b.reshape(num_heads, 2, num_out // num_heads // 2, rank)
-    return halves.swapaxes(1, 2).reshape(num_out, rank)
+    split = splits(spec).get(pair.target)
+    if split is None:
+        a, b = arranged(spec, pair.target, a, b)
+        yield pair.target, low_rank(a, b, scaling, pair)
+        return
+    for name, rows in split.rows.items():
+        yield name, low_rank(a, b[rows], scaling, pair)

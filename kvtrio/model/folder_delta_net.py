@@ -24,16 +24,21 @@ from kvtrio.model.folder_moves import (
     rows_in,
     shaped,
 )
+from kvtrio.model.spec import DeltaNetSpec
 
 
 @frozen
-class _Heads:
+class Heads:
     """Of a delta net."""
 
     num_keys: int
     num_values: int
     key_dim: int
     value_dim: int
+
+    @classmethod
+    def of(cls, spec: DeltaNetSpec) -> "Heads":
+        return cls(spec.num_key_heads, spec.num_value_heads, spec.key_dim, spec.value_dim)
 
     @property
     def per_key(self) -> int:
@@ -73,7 +78,7 @@ class _Heads:
 
 def delta_net_rules(model: FolderModel) -> dict[str, list[Rule]]:
     config = model.config
-    heads = _Heads(
+    heads = Heads(
         num_keys=config.whole("linear_num_key_heads"),
         num_values=config.whole("linear_num_value_heads"),
         key_dim=config.whole("linear_key_head_dim"),
@@ -90,7 +95,7 @@ def delta_net_rules(model: FolderModel) -> dict[str, list[Rule]]:
     return rules | {f"linear_attn.{theirs}": rule for theirs, rule in own.items()}
 
 
-def _grouped(heads: _Heads) -> dict[str, list[Rule]]:
+def _grouped(heads: Heads) -> dict[str, list[Rule]]:
     gates = heads.num_values * heads.value_dim
     mixed = Move(lambda a: heads.part(a[0], is_gate=False), heads.part_shape(heads.num_mixed))
     gate = Move(lambda a: heads.part(a[0], is_gate=True), heads.part_shape(gates))
@@ -107,7 +112,7 @@ def _grouped(heads: _Heads) -> dict[str, list[Rule]]:
     }
 
 
-def _tiled(heads: _Heads) -> dict[str, list[Rule]]:
+def _tiled(heads: Heads) -> dict[str, list[Rule]]:
     def columns(arrays: Arrays) -> np.ndarray:
         return heads.tiled(arrays[0].T).T
 
