@@ -65,6 +65,11 @@ class DoneLine(Struct, kw_only=True):
         return self.queue_s + self.prefill_s + self.decode_s
 
     @property
+    def num_ready(self) -> int:
+        """Of the prompt, what was computed or found."""
+        return min(self.num_cached_tokens + self.num_computed_tokens, self.num_prompt_tokens)
+
+    @property
     def arrived_s(self) -> float:
         return self.timestamp.timestamp() - self.total_s
 
@@ -143,6 +148,7 @@ class _Guess:
             adapters=self._uses(line.adapters),
             output_tokens=line.num_generated_tokens,
             left_s=round(line.total_s, 6) if has_left else None,
+            ready_tokens=line.num_ready if has_left and not line.num_generated_tokens else None,
             think_s=_think_s(before, line) if is_next else None,
             prompt=tuple(_pieces(before, line)),
             log_id=line.request_id,

@@ -57,8 +57,7 @@ def _in_the_answer(request: Request, *, is_exact: bool) -> Stay:
     """More is asked of servers that may not stop at once: to see whether they do."""
     if not is_exact:
         return Stay(num_wanted=request.output_tokens + MORE, num_enough=request.output_tokens)
-    is_known = request.ready_tokens is not None
-    return Stay(num_wanted=request.sampled_tokens if is_known else request.output_tokens + 1)
+    return Stay(num_wanted=request.sampled_tokens)
 
 
 def as_left(finished: Finished, request: Request) -> Finished:

@@ -208,8 +208,11 @@ class Request(
     def sampled_tokens(self) -> int:
         """To sample for as much state as it left. The last token that is sampled is never computed;
         a client mostly leaves while its last one is, and what comes of that nobody gets."""
-        beyond = (self.ready_tokens or 0) - self.prompt_tokens + 1
-        return max(self.output_tokens, beyond)
+        if self.left_s is None:
+            return self.output_tokens
+        if self.ready_tokens is None:
+            return self.output_tokens + bool(self.output_tokens)
+        return max(self.output_tokens, self.ready_tokens - self.prompt_tokens + 1)
 
     @property
     def stop(self) -> int | None:

@@ -149,6 +149,16 @@ def test_a_log(tmp_path: Path) -> None:
     assert fourth.prompt[0].length == 40
     assert [each.alias for each in fourth.adapters] == ["a0"]
     assert (fifth.left_s, fifth.retain, fifth.tenant) == (0.5, Retain.AUXILIARY, 1)
+    assert fifth.ready_tokens is None
+
+
+def test_a_log_of_clients_that_left(tmp_path: Path) -> None:
+    """Before its first token: as much of the prompt was read as was found or computed."""
+    path = tmp_path / "log.jsonl"
+    gone = {"reason": "abort", "num_generated_tokens": 0}
+    path.write_text(done(1, **gone, num_cached_tokens=20, num_computed_tokens=32))
+    (request,) = scenario(import_log(path)).requests
+    assert (request.ready_tokens, request.stop) == (52, 52)
 
 
 BUSY = MakeSettings(
