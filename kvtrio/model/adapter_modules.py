@@ -13,6 +13,7 @@ from collections.abc import Mapping
 import numpy as np
 from attrs import frozen
 
+from kvtrio.model.adapter_pairs import HEAD
 from kvtrio.model.families import FAMILIES
 from kvtrio.model.folder_delta_net import Heads
 from kvtrio.model.layer_tensors import Shape
@@ -68,7 +69,6 @@ _TILED: Mapping[str, str] = {
     "linear_attn.out_proj": "ssm_out",
 }
 """Of those whose value heads the base file has in another order (Qwen3.5)."""
-HEAD = "output.weight"
 _QKVZ, _INPUT = "linear_attn.in_proj_qkvz", "shared_mlp.input_linear"
 
 

@@ -6,7 +6,6 @@ from enum import Enum
 import numpy as np
 from attrs import frozen
 
-from kvtrio.model.adapter_modules import HEAD
 from kvtrio.model.errors import ModelFileError, safe_name
 from kvtrio.model.fused import fused_shapes
 from kvtrio.model.layer_tensors import Shape, is_matrix
@@ -17,6 +16,7 @@ MAX_RANK = 4096
 MAX_VALUES = 1 << 30
 """In all halves together: 4 GiB as float32."""
 NUM_LISTED = 3
+HEAD = "output.weight"
 UNMATCHED = "no such matrix in the base model"
 EMBEDDING = "token_embd.weight"
 
