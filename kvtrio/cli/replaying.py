@@ -125,23 +125,24 @@ async def _replay(given: _Given, file: BinaryIO | None) -> int:
     operator = Operator(http, target, report.judge.doubt, _restarter(options.restart))
     player = Player(scenario, plan, given.settings, target, http, operator, report.take)
     began_s = trio.current_time()
-    with tqdm(total=len(plan.numbers), unit=" requests", disable=None) as bar:
-        report.bar = bar
-        is_complete = await _until_signal(player)
-    for what, number in operator.left_out.items():
-        exits.complain(f"left out {number} times {what.value}: {MISSING[what]}")
-    return _tell(report, is_complete, trio.current_time() - began_s)
+    # A second signal is looked at when all is told: `timeout` sends two, impatient people more.
+    with trio.open_signal_receiver(*SIGNALS) as signals:
+        with tqdm(total=len(plan.numbers), unit=" requests", disable=None) as bar:
+            report.bar = bar
+            is_complete = await _until_signal(player, signals)
+        for what, number in operator.left_out.items():
+            exits.complain(f"left out {number} times {what.value}: {MISSING[what]}")
+        return _tell(report, is_complete, trio.current_time() - began_s)
 
 
-async def _until_signal(player: Player) -> bool:
+async def _until_signal(player: Player, signals: AsyncIterator[int]) -> bool:
     """Whether all was played; else a signal came first."""
     is_complete = False
-    with trio.open_signal_receiver(*SIGNALS) as signals:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(_cancel_at_signal, signals, nursery.cancel_scope)
-            await player.play()
-            is_complete = True
-            nursery.cancel_scope.cancel()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_cancel_at_signal, signals, nursery.cancel_scope)
+        await player.play()
+        is_complete = True
+        nursery.cancel_scope.cancel()
     return is_complete
 
 
