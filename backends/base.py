@@ -149,6 +149,8 @@ class BackendSettings:
     """Of adapters that will be loaded at the start."""
     adapters_may_come: bool = False
     """Others may be loaded at run time."""
+    graphs: bool = True
+    """Steps of decoding rows alone are captured at load and launched as a whole, on a GPU."""
 
 
 class BackendError(ValueError):

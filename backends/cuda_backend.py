@@ -5,16 +5,17 @@ the CPU, for tests), and its kernels compile for GPUs. Importing this module loa
 that is imported before it was chosen does.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Self
 
 import torch
 from attrs import frozen
 from torch import Tensor
 
-from kvtrio.backends.base import BackendInfo, BackendSettings
+from kvtrio.backends.base import BackendError, BackendInfo, BackendSettings
 from kvtrio.backends.cuda_devices import Device, find_devices, surely
 from kvtrio.backends.cuda_forward import Forward
+from kvtrio.backends.cuda_graphs import Graph, are_captured, graph_maker
 from kvtrio.backends.cuda_loading import load_stages
 from kvtrio.backends.cuda_relief import Fitter
 from kvtrio.backends.cuda_stage import Stage
@@ -30,6 +31,11 @@ from kvtrio.core.batch import Batch, Copy, StepResult
 from kvtrio.core.types import BlockId, Tier
 from kvtrio.model.adapters import AdapterData
 from kvtrio.model.spec import ModelSpec
+
+NO_ROOM_FOR_GRAPHS = (
+    "not enough memory on the GPU to capture decoding steps; --no-cuda-graphs does "
+    "without, and a smaller --gpu-memory-fraction leaves more"
+)
 
 
 @frozen(eq=False)
@@ -54,9 +60,9 @@ class CudaBackend:
     def load(cls, file: TensorFile, spec: ModelSpec, settings: BackendSettings) -> Self:
         """Load the weights and set up the pools. ``file`` is not needed afterwards.
 
-        Raises BackendError for an unknown type, a GPU that is not there, a model with attention of
-        a kind that no kernel computes, or too little memory, and as far as it can be foretold
-        before anything is allocated; ModelFileError for damaged weights.
+        Raises BackendError for an unknown type, a GPU that is not there, or too little memory, and
+        as far as it can be foretold before anything is allocated; ModelFileError for damaged
+        weights.
         """
         devices = find_devices(settings.device, max(1, len(settings.tensor_split)))
         return cls.load_on(devices, file, spec, settings)
@@ -72,7 +78,24 @@ class CudaBackend:
         """The same on given devices."""
         spec = spec.for_context(settings.max_context)
         info, stages = load_stages(devices, file, spec, settings)
-        return cls(spec, info, stages)
+        backend = cls(spec, info, stages)
+        if are_captured(devices, settings):
+            backend.capture(graph_maker(), settings.max_sampled)
+        return backend
+
+    def capture(self, make: Callable[[], Graph], max_rows: int) -> None:
+        """Capture steps of up to so many decoding rows, and launch those from now on.
+
+        Of a backend with one stage. Raises BackendError where there is too little memory.
+        """
+        parts = self._open()
+        try:
+            with torch.inference_mode():
+                self._forward.capture(make, (max_rows, parts.info.max_context))
+            return
+        except torch.OutOfMemoryError:
+            pass
+        raise BackendError(NO_ROOM_FOR_GRAPHS)
 
     @property
     def info(self) -> BackendInfo:

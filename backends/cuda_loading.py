@@ -8,7 +8,9 @@ from attrs import evolve
 from kvtrio.backends.base import BackendError, BackendInfo, BackendSettings
 from kvtrio.backends.cuda_devices import Device
 from kvtrio.backends.cuda_forward import Forward
+from kvtrio.backends.cuda_graphs import are_captured, graph_maker
 from kvtrio.backends.cuda_measure import allowed_bytes, largest_step, smallest, step_bytes
+from kvtrio.backends.cuda_memory import scratch_bytes
 from kvtrio.backends.cuda_sizing import DeviceNeeds, require_fit, sized
 from kvtrio.backends.cuda_split import split_layers
 from kvtrio.backends.cuda_stage import Loaded, Share, Stage, load_share, open_stage, shares_of
@@ -27,7 +29,7 @@ from kvtrio.backends.torch_backend import dtype_of
 from kvtrio.backends.torch_memory import available_memory
 from kvtrio.backends.torch_weights import TensorFile, weight_plan
 from kvtrio.core.config import Group
-from kvtrio.model.spec import LatentAttentionSpec, ModelSpec
+from kvtrio.model.spec import ModelSpec
 
 NO_ROOM = "not enough memory on the GPU to load the model; a smaller one needs less"
 
@@ -36,8 +38,6 @@ def load_stages(
     devices: Sequence[Device], file: TensorFile, spec: ModelSpec, settings: BackendSettings
 ) -> tuple[BackendInfo, tuple[Stage, ...]]:
     """One stage per device; see ``CudaBackend.load`` on errors. ``spec`` for the context."""
-    if any(isinstance(layer.mixer, LatentAttentionSpec) for layer in spec.layers):
-        raise BackendError(f"backend cuda has no kernels for {spec.architecture} yet")
     counts = split_layers(len(spec.layers), settings.tensor_split or (1.0,))
     shares = shares_of(spec, devices, counts)
     fitting = _with_ram(file, spec, settings, devices)
@@ -83,14 +83,20 @@ def _measured(
 def _steps(
     loaded: Sequence[Loaded], spec: ModelSpec, info: BackendInfo, settings: BackendSettings
 ) -> list[int]:
-    """Bytes of the largest step on each device; its pools, as ``info`` says, are no part of it."""
+    """Bytes of the largest step on each device, and of the largest captured one, which keeps what
+    it has; pools, as ``info`` says, are no part of it."""
     stages = [open_stage(each, info) for each in loaded]
+    devices = [stage.device for stage in stages]
 
     def work() -> None:
+        forward = Forward(spec, stages)
         with torch.inference_mode():
-            Forward(spec, stages).choices(largest_step(info.groups, settings))
+            forward.choices(largest_step(info.groups, settings))
+            if are_captured(devices, settings):
+                limits = (settings.max_sampled, settings.max_context)
+                forward.capture(graph_maker(), limits, is_trial=True)
 
-    return step_bytes([stage.device for stage in stages], work, settings)
+    return step_bytes(devices, work, settings)
 
 
 def _needs(share: Share, settings: BackendSettings, figures: tuple[int, int, int]) -> DeviceNeeds:
@@ -101,7 +107,7 @@ def _needs(share: Share, settings: BackendSettings, figures: tuple[int, int, int
         name=str(share.device.place),
         allowed=figures[0],
         taken=figures[1],
-        step=figures[2],
+        step=figures[2] + scratch_bytes(groups, settings.block_size),
         moves=moves_bytes(groups, settings.block_size),
         adapters=settings.adapter_bytes,
         groups=groups,

@@ -1,12 +1,38 @@
-"""RAM of the cuda backend: blocks one behind the other, so that each travels in one piece."""
+"""Memory of the cuda backend: a place that no request has, for rows that stand for none; and RAM
+with blocks one behind the other, so that each travels in one piece."""
+
+from collections.abc import Sequence
 
 import torch
 from attrs import evolve
 from torch import Tensor
 
+from kvtrio.backends.base import BackendInfo
 from kvtrio.backends.torch_caches import Pool
 from kvtrio.backends.torch_memory import AnyPool
-from kvtrio.core.types import Tier
+from kvtrio.core.config import Group
+from kvtrio.core.types import BlockId, Tier
+
+
+def with_scratch(info: BackendInfo) -> BackendInfo:
+    """For making pools: one place more in each on the device, the last."""
+    return evolve(
+        info,
+        num_blocks=info.num_blocks + 1,
+        num_window_blocks=info.num_window_blocks + 1,
+        num_state_slots=info.num_state_slots + 1,
+    )
+
+
+def scratch_bytes(groups: Sequence[Group], block_size: int) -> int:
+    """Of those places."""
+    return sum(group.bytes_per_token * block_size + group.bytes_per_state for group in groups)
+
+
+def scratch_places(pools: Sequence[AnyPool]) -> tuple[BlockId, ...]:
+    """The last place of each; of pools that were made so."""
+    sizes = (pool.keys.shape[1] if isinstance(pool, Pool) else len(pool.states) for pool in pools)
+    return tuple(BlockId(size - 1) for size in sizes)
 
 
 def travelling(

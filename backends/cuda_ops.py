@@ -3,8 +3,9 @@
 1. ``add`` only remembers what is to be added; the operation that next reads the sum adds it, in
    place: the norm in its own kernel, all others at once. Until then the tensor from before the
    addition, another view of the same memory, still reads as before; parallel layers do that.
-2. What has no kernel here (experts, Mamba 2, norms of all heads together, LayerNorm) is the torch
-   backend's, on the device.
+2. What has no kernel here (routers, norms of all heads together, LayerNorm) is the torch backend's,
+   on the device.
+3. Nothing here looks at a value on the device: decoding steps are captured.
 """
 
 from collections.abc import Mapping
@@ -22,6 +23,9 @@ from kvtrio.backends.torch_states import LayerStates
 from kvtrio.backends.torch_step import TorchStep
 from kvtrio.kernels import reference as kernels
 from kvtrio.kernels.triton_attention import Shape, attend
+from kvtrio.kernels.triton_experts import Experts, Stack, apply_experts
+from kvtrio.kernels.triton_latent import LatentShape, attend_latent
+from kvtrio.kernels.triton_mamba2 import SpaceShape, state_space
 from kvtrio.kernels.triton_matmul import multiply, take_rows
 from kvtrio.kernels.triton_pack import Packed
 from kvtrio.kernels.triton_qkv import QkvRows, QkvShape, write_qkv
@@ -32,10 +36,19 @@ from kvtrio.model.spec import (
     Activation,
     AttentionSpec,
     DeltaNetSpec,
+    ExpertsSpec,
+    LatentAttentionSpec,
     LayerSpec,
+    Mamba2Spec,
     RopeStyle,
     ShortConvSpec,
 )
+
+ACTS = {
+    Activation.SILU: Act.SILU,
+    Activation.GELU_TANH: Act.GELU_TANH,
+    Activation.CLAMPED: Act.CLAMPED,
+}
 
 
 class CudaOps(TorchOps):
@@ -134,6 +147,14 @@ class CudaOps(TorchOps):
         gates = q.flatten(0, 1)[:, spec.head_dim :]
         return gated(gates, out.flatten(0, 1), Act.SIGMOID).view(out.shape).flatten(1)
 
+    def _attended(self, step: TorchStep, q: Tensor, layer: LayerSpec) -> Tensor:
+        spec, cache = layer.mixer_of(LatentAttentionSpec), self._caches[layer.index]
+        out = q.new_empty(q.shape[0], spec.num_heads, spec.latent_dim)
+        sizes = (spec.num_heads, spec.latent_dim, spec.rope.num_rotated, spec.scale)
+        for queries in _own(step).queries[cache.group]:
+            attend_latent(q, cache.keys, queries, LatentShape(*sizes), out)
+        return out
+
     def logits(self, step: TorchStep, x: Tensor, weight: str, softcap: float | None) -> Tensor:
         matrix = self._packed.get(weight + ".weight")
         if matrix is None:
@@ -171,13 +192,43 @@ class CudaOps(TorchOps):
             delta_rule(inputs, states.matrices, part, shape, out)
         return out
 
+    def _mamba2_rows(
+        self, step: TorchStep, layer: LayerSpec, rows: tuple[Tensor, Tensor, Tensor]
+    ) -> Tensor:
+        mixed, dt, log_decay = rows
+        spec, prefix = layer.mixer_of(Mamba2Spec), f"blk.{layer.index}."
+        states, own = self._states[layer.index], _own(step)
+        weight = self._weights[prefix + "ssm_conv1d.weight"]
+        bias = self._weights[prefix + "ssm_conv1d.bias"]
+        runs = own.runs[states.group]
+        turned = causal_conv(mixed.contiguous(), weight, bias, states.history, runs, True)
+        out = mixed.new_empty(mixed.shape[0], spec.num_heads, spec.head_dim)
+        shape = SpaceShape(spec.num_heads, spec.head_dim, spec.num_groups, spec.state_size)
+        inputs, skip = (turned, dt.contiguous(), log_decay), self._weights[prefix + "ssm_d"]
+        for part in own.split_runs[states.group]:
+            state_space(inputs, skip, states.matrices, part, shape, out)
+        return out
+
     def _gated(
         self, step: TorchStep, x: Tensor, names: tuple[str, str], activation: Activation
     ) -> Tensor:
         prefix, suffix = names
         gate, up = self.linear(step, x, f"{prefix}ffn_gate_up{suffix}", False).chunk(2, -1)
-        act = Act.GELU_TANH if activation is Activation.GELU_TANH else Act.SILU
-        return self.linear(step, gated(gate, up, act), f"{prefix}ffn_down{suffix}", False)
+        hidden = gated(gate, up, ACTS[activation])
+        return self.linear(step, hidden, f"{prefix}ffn_down{suffix}", False)
+
+    def _chosen(
+        self, x: Tensor, choice: tuple[Tensor, Tensor], prefix: str, spec: ExpertsSpec
+    ) -> Tensor:
+        names = (f"{prefix}ffn_{part}_exps" for part in ("gate", "up", "down"))
+        gate, up, down = (self._stack(name, spec) for name in names)
+        return apply_experts(x, choice, Experts(gate, up, down, ACTS[spec.activation]))
+
+    def _stack(self, name: str, spec: ExpertsSpec) -> Stack:
+        bias = self._weights[name + ".bias"] if spec.biases else None
+        found = self._packed.get(name + ".weight")
+        matrix = found.parts[0] if found else self._weights[name + ".weight"].flatten(0, 1)
+        return Stack(matrix, num_rows(matrix) // spec.num_experts, bias)
 
     def _product(self, x: Tensor, matrix: Matrix, dtype: torch.dtype) -> Tensor:
         x = x.contiguous()

@@ -13,10 +13,17 @@ from attrs import evolve, frozen
 from kvtrio.backends.base import BackendInfo, BackendSettings
 from kvtrio.backends.cuda_adapters import AdapterTables
 from kvtrio.backends.cuda_devices import Device
-from kvtrio.backends.cuda_memory import travelling
+from kvtrio.backends.cuda_memory import travelling, with_scratch
 from kvtrio.backends.cuda_moves import Mover
 from kvtrio.backends.cuda_ops import CudaOps
-from kvtrio.backends.cuda_step import CudaStep, build_cuda_step, padded_ratios
+from kvtrio.backends.cuda_step import (
+    CudaStep,
+    Frame,
+    build_cuda_step,
+    frame_of,
+    heads_of,
+    padded_ratios,
+)
 from kvtrio.backends.cuda_weights import Plan, Weights, load_weights
 from kvtrio.backends.groups import LayerGroup, layer_groups
 from kvtrio.backends.torch_adapters import TorchAdapters
@@ -30,7 +37,7 @@ from kvtrio.core.batch import Batch
 from kvtrio.core.types import Tier
 from kvtrio.model.adapter_pairs import HEAD
 from kvtrio.model.adapters import AdapterData
-from kvtrio.model.spec import AttentionSpec, ModelSpec
+from kvtrio.model.spec import ModelSpec
 
 
 @frozen(kw_only=True, eq=False)
@@ -61,9 +68,8 @@ class Loaded:
 
     share: Share
     weights: Weights
-    layout: StepLayout
+    frame: Frame
     adapters: TorchAdapters
-    tables: AdapterTables
 
 
 @frozen(eq=False)
@@ -75,7 +81,6 @@ class Stage:
     """Per tier, one pool per group; the same ones where both are one memory."""
     ops: CudaOps
     mover: Mover
-    _ratios: dict[int, int]
 
     @property
     def device(self) -> Device:
@@ -84,10 +89,7 @@ class Stage:
     def begin(self, batch: Batch) -> CudaStep:
         """A step of these layers, without its copies. Raises KeyError for an adapter that is not
         loaded."""
-        loaded = self.loaded.adapters.loaded
-        for use in {use for chunk in batch.chunks for use in chunk.adapters}:
-            loaded[use.adapter_id]
-        return build_cuda_step(batch, self.loaded.layout, self._ratios)
+        return build_cuda_step(batch, self.loaded.frame)
 
 
 def shares_of(
@@ -125,8 +127,11 @@ def _plan(part: ModelSpec, is_first: bool, is_last: bool) -> Plan:
 
 
 def load_share(share: Share, file: TensorFile, settings: BackendSettings) -> Loaded:
-    """Weights onto the device. Raises ModelFileError for damaged ones."""
+    """Weights onto the device. Raises ModelFileError for damaged ones, BackendError for layers that
+    cannot share tiles."""
     dtype, place = dtype_of(settings.dtype), share.device.place
+    ratios = padded_ratios(share.groups, heads_of(share.spec))
+    limits = (settings.max_rows, settings.max_sampled, settings.max_context)
     share.device.activate()
     with torch.inference_mode():
         weights = load_weights(file, share.plan, dtype, place)
@@ -138,25 +143,20 @@ def load_share(share: Share, file: TensorFile, settings: BackendSettings) -> Loa
             device=place,
         )
         adapters = TorchAdapters(share.spec, place)
-    return Loaded(share, weights, layout, adapters, AdapterTables(adapters.loaded, place))
+        frame = frame_of(layout, ratios, AdapterTables(adapters.loaded, place), limits)
+    return Loaded(share, weights, frame, adapters)
 
 
 def open_stage(loaded: Loaded, info: BackendInfo) -> Stage:
-    """With pools as large as ``info`` says. Raises BackendError for layers that cannot share
-    tiles."""
-    share, layout = loaded.share, loaded.layout
+    """With pools as large as ``info`` says, and a place that no request has in each."""
+    share, frame = loaded.share, loaded.frame
+    dtype = frame.layout.dtype
     share.device.activate()
-    heads = {
-        layer.index: layer.mixer.num_heads
-        for layer in share.spec.layers
-        if isinstance(layer.mixer, AttentionSpec)
-    }
-    ratios = padded_ratios(share.groups, heads)
     with torch.inference_mode():
-        pools = make_arenas(share.groups, info, layout.dtype, share.device.place)
+        pools = make_arenas(share.groups, with_scratch(info), dtype, share.device.place)
         pools = travelling(pools, share.device.place)
         own = pools[Tier.DEVICE]
         caches, states = layer_caches(own), layer_states(own)
-        ops = CudaOps(loaded.weights, caches, states, loaded.tables, layout.dtype)
+        ops = CudaOps(loaded.weights, caches, states, frame.tables, dtype)
         mover = Mover(pools, share.device)
-    return Stage(loaded, pools, ops, mover, ratios)
+    return Stage(loaded, pools, ops, mover)

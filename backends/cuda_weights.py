@@ -19,13 +19,14 @@ from kvtrio.model.gguf_file import TensorInfo
 
 Plan = Mapping[str, tuple[str, ...]]
 """As ``weight_plan`` gives it, of a whole model or a part of one."""
+EXPERTS = "_exps.weight"
 LARGEST_EXPONENT = 252
 """Of MXFP4: the largest at which 12 * 2^(e - 128) is a float32."""
 
 
 @frozen(eq=False)
 class Matrix:
-    """Matrices that read the same rows, one below the other."""
+    """Matrices that read the same rows, or those of a layer's experts, one below the other."""
 
     parts: tuple[Packed | Tensor, ...]
     """Tensors are of the compute type, [rows, cols]."""
@@ -46,13 +47,14 @@ class Weights:
 
     matrices: Mapping[str, Matrix]
     tensors: Mapping[str, Tensor]
-    """All that have no packed part: norms, biases, routers, experts, matrices of floats."""
+    """All that have no packed part: norms, biases, routers, matrices of floats."""
 
 
 def is_packed(tensor: TensorInfo) -> bool:
-    """Whether kernels compute with its type. Experts are dequantised."""
-    kind = KINDS.get(tensor.ggml_type.name)
-    return kind is not None and len(tensor.shape) == 2 and tensor.shape[1] % kind.block == 0
+    """Whether kernels compute with its type: matrices, and stacks of experts."""
+    kind, shape = KINDS.get(tensor.ggml_type.name), tensor.shape
+    is_known = len(shape) == 2 or (len(shape) == 3 and tensor.name.endswith(EXPERTS))
+    return kind is not None and is_known and shape[-1] % kind.block == 0
 
 
 def weight_bytes(file: TensorFile, plan: Plan, dtype: torch.dtype) -> int:
@@ -78,7 +80,7 @@ def num_converted(file: TensorFile, plan: Plan) -> int:
 
 def _kept_bytes(tensor: TensorInfo, dtype: torch.dtype) -> int:
     if is_packed(tensor):
-        return packed_bytes(tensor.ggml_type.name, *tensor.shape)
+        return packed_bytes(tensor.ggml_type.name, prod(tensor.shape[:-1]), tensor.shape[-1])
     return prod(tensor.shape) * kept_type(tensor.name, tensor.shape, dtype).itemsize
 
 
@@ -108,7 +110,7 @@ def _part(file: TensorFile, name: str, dtype: torch.dtype, device: torch.device)
     tensor = file.tensors[name]
     if not is_packed(tensor):
         return load_stack(file, (name,), dtype).to(device)
-    rows, cols = tensor.shape
+    rows, cols = prod(tensor.shape[:-1]), tensor.shape[-1]
     # A copy: the map cannot be written to, and torch would say so.
     raw = torch.from_numpy(file.raw(name).reshape(rows, -1).copy()).to(device)
     packed = pack(tensor.ggml_type.name, raw, cols)

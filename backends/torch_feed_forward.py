@@ -31,12 +31,7 @@ class TorchFeedForward(TorchProducts):
     def experts(self, step: TorchStep, x: Tensor, index: int, spec: ExpertsSpec) -> Tensor:
         prefix = f"blk.{index}."
         logits = self.linear(step, x.float(), prefix + "ffn_gate_inp", spec.biases)
-        out = reference_experts.apply_experts(
-            x,
-            self._choice(logits, prefix, spec),
-            self._matrices(prefix, spec),
-            _activate(spec.activation),
-        )
+        out = self._chosen(x, self._choice(logits, prefix, spec), prefix, spec)
         if spec.shared is not None:
             shared = self._gated(step, x, (prefix, "_shexp"), spec.activation).float()
             if spec.shared.gated:
@@ -44,6 +39,13 @@ class TorchFeedForward(TorchProducts):
                 shared = shared * reference_experts.gate_row(x, weight)
             out = out + shared
         return out
+
+    def _chosen(
+        self, x: Tensor, choice: tuple[Tensor, Tensor], prefix: str, spec: ExpertsSpec
+    ) -> Tensor:
+        """What the rows' own experts give: float32 [N, D]."""
+        matrices, activate = self._matrices(prefix, spec), _activate(spec.activation)
+        return reference_experts.apply_experts(x, choice, matrices, activate)
 
     def _choice(self, logits: Tensor, prefix: str, spec: ExpertsSpec) -> tuple[Tensor, Tensor]:
         routing = spec.routing

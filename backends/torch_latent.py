@@ -19,19 +19,24 @@ class TorchLatent(TorchProducts):
     _caches: Mapping[int, LayerCache]
 
     def latent_attention(self, step: TorchStep, x: Tensor, layer: LayerSpec, eps: float) -> Tensor:
-        spec, prefix = layer.mixer_of(LatentAttentionSpec), f"blk.{layer.index}.attn_"
-        cache = self._caches[layer.index]
+        prefix, cache = f"blk.{layer.index}.attn_", self._caches[layer.index]
         row = self._row(step, x, layer, eps)
         kernels.write_cache(cache.keys, step.groups[cache.group].slots, row)
         q = self._queries(step, x, layer, eps).to(self._dtype)
+        out = self._attended(step, q, layer)
+        up = self._weights[prefix + "v_b.weight"]
+        return torch.einsum("nhl,hvl->nhv", out, up).flatten(1)
+
+    def _attended(self, step: TorchStep, q: Tensor, layer: LayerSpec) -> Tensor:
+        """Compute type, [N, heads, key_dim] to [N, heads, latent_dim]."""
+        spec, cache = layer.mixer_of(LatentAttentionSpec), self._caches[layer.index]
         out = q.new_empty(q.shape[0], spec.num_heads, spec.latent_dim)
         scoring = attention.Scoring(spec.scale)
         for run in step.groups[cache.group].runs:
             keys = attention.gather_blocks(cache.keys, run.blocks, run.unwritten)
             values = keys[..., : spec.latent_dim]
             out[run.rows] = attention.attend(q[run.rows], keys, values, run.mask, scoring)
-        up = self._weights[prefix + "v_b.weight"]
-        return torch.einsum("nhl,hvl->nhv", out, up).flatten(1)
+        return out
 
     def _row(self, step: TorchStep, x: Tensor, layer: LayerSpec, eps: float) -> Tensor:
         """What the cache keeps of each token: float32 [N, 1, key_dim]."""

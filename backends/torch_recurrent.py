@@ -76,20 +76,30 @@ class TorchRecurrent(TorchProducts):
         z, mixed, dt = fused.split_with_sizes(sizes, -1)
         dt = F.softplus(dt + self._weights[prefix + "ssm_dt.bias"])
         log_decay = dt * self._weights[prefix + "ssm_a"].flatten()
-        out = z.new_empty(z.shape[0], spec.num_heads, spec.head_dim)
-        states = self._states[layer.index]
-        for run in step.states[states.group]:
-            history, matrices = states.read(run)
-            rows, history = self._convolved(prefix, mixed[run.rows], history)
-            values, b, c = _mamba2_heads(spec, rows)
-            inputs = (values * dt[run.rows][..., None], b, c, log_decay[run.rows])
-            result, matrices = recurrent.in_pieces(state_space, inputs, matrices, run.pieces)
-            out[run.rows] = result + values * self._weights[prefix + "ssm_d"]
-            states.write(run, history, matrices)
+        out = self._mamba2_rows(step, layer, (mixed, dt, log_decay))
         weight = self._weights[prefix + "ssm_norm.weight"]
         grouped, gates = (_heads(part, spec.num_groups) for part in (out.flatten(1), z))
         normed = recurrent.gate_then_norm(grouped, gates, weight, eps)
         return normed.flatten(1).to(self._dtype)
+
+    def _mamba2_rows(
+        self, step: TorchStep, layer: LayerSpec, rows: tuple[Tensor, Tensor, Tensor]
+    ) -> Tensor:
+        """Convolution and state space: rows [N, channels], [N, heads] and [N, heads] to
+        [N, heads, head_dim]."""
+        mixed, dt, log_decay = rows
+        spec, prefix = layer.mixer_of(Mamba2Spec), f"blk.{layer.index}."
+        out = mixed.new_empty(mixed.shape[0], spec.num_heads, spec.head_dim)
+        states = self._states[layer.index]
+        for run in step.states[states.group]:
+            history, matrices = states.read(run)
+            own, history = self._convolved(prefix, mixed[run.rows], history)
+            values, b, c = _mamba2_heads(spec, own)
+            inputs = (values * dt[run.rows][..., None], b, c, log_decay[run.rows])
+            result, matrices = recurrent.in_pieces(state_space, inputs, matrices, run.pieces)
+            out[run.rows] = result + values * self._weights[prefix + "ssm_d"]
+            states.write(run, history, matrices)
+        return out
 
     def _convolved(self, prefix: str, rows: Tensor, history: Tensor) -> tuple[Tensor, Tensor]:
         bias = self._weights.get(prefix + "ssm_conv1d.bias")

@@ -93,7 +93,7 @@ def build_step(
         token_ids=_ints(token_ids).to(layout.device),
         positions=positions.to(layout.device),
         rotations={
-            rope: _rotation(rope, factors, positions, layout.device)
+            rope: _rotated(rope, factors, positions, layout.device)
             for rope, factors in layout.ropes.items()
         },
         groups={i: _group_step(chunks, i, layout, with_runs) for i in attending},
@@ -118,18 +118,24 @@ def _row_ends(chunks: tuple[Chunk, ...]) -> list[int]:
     return ends
 
 
-def _rotation(
-    rope: RopeSpec, factors: Tensor | None, positions: Tensor, device: torch.device
-) -> tuple[Tensor, Tensor]:
+def rotation(rope: RopeSpec, factors: Tensor | None, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """cos and sin of each position's angles: int64 [N] to float32 [N, num_rotated / 2], in RAM."""
     angles = rope_angles(positions, rope.num_rotated, rope.base, rope.scale, factors)
     cos, sin = angles.cos() * rope.magnitude, angles.sin() * rope.magnitude
-    return cos.float().to(device), sin.float().to(device)
+    return cos.float(), sin.float()
+
+
+def _rotated(
+    rope: RopeSpec, factors: Tensor | None, positions: Tensor, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    cos, sin = rotation(rope, factors, positions)
+    return cos.to(device), sin.to(device)
 
 
 def _group_step(
     chunks: tuple[Chunk, ...], group: int, layout: StepLayout, with_runs: bool
 ) -> GroupStep:
-    slots = [slot for chunk in chunks for slot in _slots(chunk, group, layout.block_size)]
+    slots = [slot for chunk in chunks for slot in slots_of(chunk, group, layout.block_size)]
     if not with_runs:
         return GroupStep(_ints(slots).to(layout.device), ())
     rows: dict[tuple[int, int], list[tuple[Chunk, int]]] = {}
@@ -141,7 +147,8 @@ def _group_step(
     )
 
 
-def _slots(chunk: Chunk, group: int, block_size: int) -> list[int]:
+def slots_of(chunk: Chunk, group: int, block_size: int) -> list[int]:
+    """Where each of its rows goes. Raises IndexError when its table does not cover it."""
     table = chunk.block_tables[group]
     positions = range(chunk.start, chunk.end)
     return [table[p // block_size] * block_size + p % block_size for p in positions]

@@ -27,41 +27,43 @@ class Tiles:
     firsts: Tensor
     """int32 [tiles]: where in ``rows`` each begins."""
     counts: Tensor
-    """int32 [tiles]: rows, at most ``TILE``."""
+    """int32 [tiles]: rows, at most ``TILE``; of a tile that stands for none, 0."""
     first_uses: Tensor
     """int32 [tiles]: where the list of the tile's rows begins among all uses."""
     num_uses: Tensor
     """int32 [tiles]: its length."""
+    uses: Tensor
+    """int32 [U]: which of the loaded adapters; the lists of all rows, one behind the other."""
+    scales: Tensor
+    """float32 [U]."""
     most_uses: int
-    """Of any tile."""
+    """Of any tile, or of any that these buffers may stand for."""
 
 
 @dataclass(frozen=True, eq=False)
 class PartTable:
-    """B of one of the matrices that a product stacks, per use."""
+    """B of one of the matrices that a product stacks, per loaded adapter (L)."""
 
     b: Tensor
-    """int64 [U]: addresses of float32 [outputs, rank]; 0 where the adapter has none."""
+    """int64 [L]: addresses of float32 [outputs, rank]; 0 where the adapter has none."""
     ranks: Tensor
-    """int32 [U]."""
+    """int32 [L]."""
     first_ranks: Tensor
-    """int32 [U]: where its ranks begin among those of A."""
+    """int32 [L]: where its ranks begin among those of A."""
     first_output: int
     num_outputs: int
 
 
 @dataclass(frozen=True, eq=False)
 class WeightTable:
-    """What all uses of a step do to one product."""
+    """What all loaded adapters do to one product."""
 
     a: Tensor
-    """int64 [U]: addresses of float32 [rank, inputs]; 0 where the adapter leaves it alone."""
+    """int64 [L]: addresses of float32 [rank, inputs]; 0 where the adapter leaves it alone."""
     scalings: Tensor
-    """int64 [U]: addresses of float32 [rank]."""
-    scales: Tensor
-    """float32 [U]."""
+    """int64 [L]: addresses of float32 [rank]."""
     ranks: Tensor
-    """int32 [U]: of all parts together."""
+    """int32 [L]: of all parts together."""
     most_ranks: int
     parts: tuple[PartTable, ...]
 
@@ -76,9 +78,11 @@ def add_adapters(x: Tensor, out: Tensor, tiles: Tiles, weight: WeightTable) -> N
     block_r = tile(weight.most_ranks)
     sizes = (tiles.most_uses, num_rows, block_r)
     inner = torch.empty(sizes, dtype=torch.float32, device=x.device)
-    placed = (tiles.rows, tiles.firsts, tiles.counts, tiles.first_uses, tiles.num_uses)
+    placed = (
+        tiles.rows, tiles.firsts, tiles.counts, tiles.first_uses, tiles.num_uses, tiles.uses,
+    )  # fmt: skip
     _shrink[(num_tiles, tiles.most_uses)](
-        x, inner, *placed, weight.a, weight.scalings, weight.scales, weight.ranks, num_rows,
+        x, inner, *placed, tiles.scales, weight.a, weight.scalings, weight.ranks, num_rows,
         x.shape[1], BLOCK_T=TILE, BLOCK_R=block_r, BLOCK_K=64, num_warps=4, num_stages=2,
     )  # fmt: skip
     for part in weight.parts:
@@ -90,23 +94,24 @@ def add_adapters(x: Tensor, out: Tensor, tiles: Tiles, weight: WeightTable) -> N
         )  # fmt: skip
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _shrink(
-    x, inner, rows, firsts, counts, first_uses, num_uses, a, scalings, scales, ranks, num_rows,
-    num_inputs, BLOCK_T: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr,
+    x, inner, rows, firsts, counts, first_uses, num_uses, uses, scales, a, scalings, ranks,
+    num_rows, num_inputs, BLOCK_T: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """x A^T, scaled, of one tile and one of its uses."""
     tile_id, place = tl.program_id(0), tl.program_id(1)
     if place < tl.load(num_uses + tile_id):
         use = tl.load(first_uses + tile_id) + place
-        rank = tl.load(ranks + use)
+        own_use = tl.load(uses + use)
+        rank = tl.load(ranks + own_use)
         if rank > 0:
             t = tl.arange(0, BLOCK_T)
             is_row = t < tl.load(counts + tile_id)
             first = tl.load(firsts + tile_id)
             row = tl.load(rows + first + t, mask=is_row, other=0)
             r = tl.arange(0, BLOCK_R)
-            own = tl.load(a + use).to(tl.pointer_type(tl.float32))
+            own = tl.load(a + own_use).to(tl.pointer_type(tl.float32))
             acc = tl.zeros((BLOCK_T, BLOCK_R), tl.float32)
             for start in range(0, num_inputs, BLOCK_K):
                 k = start + tl.arange(0, BLOCK_K)
@@ -119,20 +124,22 @@ def _shrink(
                     mask=(r < rank)[None, :] & (k < num_inputs)[:, None], other=0.0,
                 )  # fmt: skip
                 acc = product(values.to(tl.float32), part, acc)
-            factors = tl.load(scalings + use).to(tl.pointer_type(tl.float32))
+            factors = tl.load(scalings + own_use).to(tl.pointer_type(tl.float32))
             factor = tl.load(factors + r, mask=r < rank, other=0.0) * tl.load(scales + use)
             target = inner + (place * num_rows + first + t)[:, None] * BLOCK_R + r[None, :]
             tl.store(target, acc * factor[None, :], mask=is_row[:, None])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _expand(
-    inner, out, rows, firsts, counts, first_uses, num_uses, b, ranks, first_ranks, num_rows,
+    inner, out, rows, firsts, counts, first_uses, num_uses, uses, b, ranks, first_ranks, num_rows,
     out_stride, first_output, num_outputs, BLOCK_T: tl.constexpr, BLOCK_R: tl.constexpr,
     BLOCK_O: tl.constexpr,
 ):  # fmt: skip
     """What all uses of one tile add to some outputs of its rows."""
     tile_id = tl.program_id(0)
+    if tl.load(counts + tile_id) == 0:
+        return
     t, r = tl.arange(0, BLOCK_T), tl.arange(0, BLOCK_R)
     o = tl.program_id(1) * BLOCK_O + tl.arange(0, BLOCK_O)
     is_row, is_output = t < tl.load(counts + tile_id), o < num_outputs
@@ -143,12 +150,13 @@ def _expand(
     acc = tl.load(target, mask=mask, other=0.0).to(tl.float32)
     begin = tl.load(first_uses + tile_id)
     for place in range(0, tl.load(num_uses + tile_id)):
-        rank = tl.load(ranks + begin + place)
+        use = tl.load(uses + begin + place)
+        rank = tl.load(ranks + use)
         if rank > 0:
-            r0 = tl.load(first_ranks + begin + place)
+            r0 = tl.load(first_ranks + use)
             source = inner + (place * num_rows + first + t)[:, None] * BLOCK_R + r0 + r[None, :]
             left = tl.load(source, mask=is_row[:, None] & (r < rank)[None, :], other=0.0)
-            own = tl.load(b + begin + place).to(tl.pointer_type(tl.float32))
+            own = tl.load(b + use).to(tl.pointer_type(tl.float32))
             right = tl.load(
                 own + o[None, :] * rank + r[:, None],
                 mask=is_output[None, :] & (r < rank)[:, None], other=0.0,

@@ -3,7 +3,7 @@
 1. The query heads of one kv head are rows of one tile, so keys and values are read once per group.
 2. Key tiles and segments begin at fixed multiples of positions, so a row's sums have one order
    whatever chunk it comes in and whoever shares the step. Rows that decode are split over keys,
-   rows of chunks are not: the two differ in rounding.
+   by their own length alone; rows of chunks are not: the two differ in rounding.
 3. A key outside a window is never read: its block may be somebody else's.
 """
 
@@ -16,8 +16,10 @@ from torch import Tensor
 from kvtrio.kernels.triton_attention_kernels import attend_kernel, combine_kernel
 from kvtrio.kernels.triton_common import next_power, tile
 
-SEGMENT = 512
-"""Keys that one program reads for a decoding row."""
+SEGMENT = 256
+"""Fewest keys that one program reads for a decoding row."""
+MOST_SEGMENTS = 32
+"""Of a row: longer ones have longer segments, so a launch's size has a bound for any length."""
 PREFILL_ROWS = 64
 """Rows of a tile of a prompt: queries times heads of a kv head."""
 
@@ -33,7 +35,9 @@ class Queries:
     lengths: Tensor
     """int32 [S]: rows."""
     tables: Tensor
-    """int32 [S, B]: block tables."""
+    """int32 [T]: block tables, one behind the other."""
+    table_starts: Tensor
+    """int32 [S]: where in ``tables`` each begins."""
     max_length: int
     """Of any chunk now, or of any that these buffers may stand for."""
     max_keys: int
@@ -95,7 +99,7 @@ def attend(
     grid = (queries.num_tiles, shape.num_kv_heads)
     attend_kernel[grid](
         *_arguments(q, cache, queries, shape), out, None, sinks, 0,
-        **_tiles(shape, cache[0], block_q), HAS_SINKS=sinks is not None, SEGMENT=0,
+        **_tiles(shape, cache[0], block_q), HAS_SINKS=sinks is not None, SEGMENT=0, MOST=0,
         num_warps=4 if _widest(shape) <= 128 else 8, num_stages=2,
     )  # fmt: skip
 
@@ -109,22 +113,27 @@ def _decode(
 ) -> None:
     """Parts of each row over segments of its keys, and their sum."""
     out, sinks = target
-    seen = queries.max_keys if shape.window is None else min(queries.max_keys, shape.window)
-    # A window may begin anywhere in a segment, and so meet one more.
-    num_segments = triton.cdiv(seen, SEGMENT) + (shape.window is not None)
+    num_segments = segments_of(queries.max_keys, shape.window)
     sizes = (queries.num_chunks, shape.num_heads, num_segments)
     parts = torch.empty((*sizes, shape.value_dim), dtype=torch.float32, device=q.device)
     sums = torch.empty((*sizes, 2), dtype=torch.float32, device=q.device)
     attend_kernel[(queries.num_chunks, shape.num_kv_heads, num_segments)](
         *_arguments(q, cache, queries, shape), parts, sums, None, num_segments,
-        **_tiles(shape, cache[0], 1), HAS_SINKS=False, SEGMENT=SEGMENT,
+        **_tiles(shape, cache[0], 1), HAS_SINKS=False, SEGMENT=SEGMENT, MOST=MOST_SEGMENTS,
         num_warps=4, num_stages=3,
     )  # fmt: skip
     combine_kernel[(queries.num_chunks, shape.num_heads)](
         parts, sums, sinks, out, queries.first_rows, queries.starts, shape.num_heads, num_segments,
         VALUE_DIM=shape.value_dim, BLOCK_V=tile(shape.value_dim), WINDOW=shape.window or 0,
-        SEGMENT=SEGMENT, HAS_SINKS=sinks is not None, num_warps=2,
+        SEGMENT=SEGMENT, MOST=MOST_SEGMENTS, HAS_SINKS=sinks is not None, num_warps=2,
     )  # fmt: skip
+
+
+def segments_of(max_keys: int, window: int | None) -> int:
+    """Most segments of a decoding row that is one of at most so many positions."""
+    seen = max_keys if window is None else min(max_keys, window)
+    # A window may begin anywhere in a segment, and so meet one more.
+    return int(min(triton.cdiv(seen, SEGMENT), MOST_SEGMENTS)) + (window is not None)
 
 
 def _arguments(
@@ -132,8 +141,8 @@ def _arguments(
 ) -> tuple[object, ...]:
     return (
         q, cache[0], cache[1], queries.first_rows, queries.starts, queries.lengths, queries.tables,
-        queries.tile_starts, queries.num_chunks, queries.tables.stride(0), q.stride(0),
-        q.stride(1), shape.num_heads, shape.num_kv_heads, shape.scale,
+        queries.table_starts, queries.tile_starts, queries.num_chunks, q.stride(0), q.stride(1),
+        shape.num_heads, shape.num_kv_heads, shape.scale,
     )  # fmt: skip
 
 

@@ -7,7 +7,7 @@ from kvtrio.kernels.triton_common import product
 
 
 @triton.jit
-def _chunk_of(tile_starts, tile, num_chunks):
+def chunk_of(tile_starts, tile, num_chunks):
     """The last chunk whose first tile is not behind ``tile``: binary search."""
     low, high = 0, num_chunks
     while high - low > 1:
@@ -19,13 +19,31 @@ def _chunk_of(tile_starts, tile, num_chunks):
 
 
 @triton.jit
-def _span(position, end, WINDOW: tl.constexpr, SEGMENT: tl.constexpr):
-    """The first key of a tile whose first query is at ``position``, and the one behind the last."""
-    oldest = tl.maximum(position - WINDOW + 1, 0) if WINDOW else 0
+def oldest_of(position, WINDOW: tl.constexpr):
+    """The first key that a query at ``position`` sees."""
+    return tl.maximum(position - WINDOW + 1, 0) if WINDOW else position * 0
+
+
+@triton.jit
+def segment_of(position, WINDOW: tl.constexpr, SEGMENT: tl.constexpr, MOST: tl.constexpr):
+    """Keys of a segment: ``SEGMENT``, doubled until ``MOST`` of them hold what the row sees."""
+    seen = position + 1 - oldest_of(position, WINDOW)
+    size = position * 0 + SEGMENT
+    while size * MOST < seen:
+        size *= 2
+    return size
+
+
+@triton.jit
+def span(position, end, WINDOW: tl.constexpr, SEGMENT: tl.constexpr, MOST: tl.constexpr):
+    """The first key of a tile whose first query is at ``position``, and the one behind the last;
+    of one segment, if it is split."""
+    oldest = oldest_of(position, WINDOW)
     if SEGMENT:
-        segment = oldest // SEGMENT + tl.program_id(2)
-        oldest = tl.maximum(oldest, segment * SEGMENT)
-        end = tl.minimum(end, (segment + 1) * SEGMENT)
+        size = segment_of(position, WINDOW, SEGMENT, MOST)
+        segment = oldest // size + tl.program_id(2)
+        oldest = tl.maximum(oldest, segment * size)
+        end = tl.minimum(end, (segment + 1) * size)
     return oldest, end
 
 
@@ -40,7 +58,7 @@ def _scores(queries, keys, is_key, is_seen, scale, SOFTCAP: tl.constexpr):
 
 
 @triton.jit
-def _softened(scores, best):
+def softened(scores, best):
     """exp(score - peak) with the new peak, and what is left of sums under the old one."""
     peak = tl.maximum(best, tl.max(scores, 1))
     safe = tl.where(peak == float("-inf"), 0.0, peak)
@@ -54,21 +72,28 @@ def _weighed(weights, values, is_value, acc):
     return product(weights.to(v.dtype), v, acc)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_chunks", "num_segments"])
 def attend_kernel(
-    q, keys, values, first_rows, starts, lengths, tables, tile_starts, num_chunks, table_stride,
+    q, keys, values, first_rows, starts, lengths, tables, table_starts, tile_starts, num_chunks,
     row_stride, head_stride, num_heads, num_kv_heads, scale, out, sums, sinks, num_segments,
     RATIO: tl.constexpr, PADDED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_Q: tl.constexpr,
     DIM: tl.constexpr, VALUE_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
     PLACES: tl.constexpr, BLOCK_N: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
-    HAS_SINKS: tl.constexpr, SEGMENT: tl.constexpr,
+    HAS_SINKS: tl.constexpr, SEGMENT: tl.constexpr, MOST: tl.constexpr,
 ):  # fmt: skip
     """One tile of queries of one kv head; with SEGMENT over one segment of the keys, for a single
     row. Then ``out`` has the parts and ``sums`` their maxima and sums."""
     tile, kv_head = tl.program_id(0), tl.program_id(1)
-    chunk = tile if SEGMENT else _chunk_of(tile_starts, tile, num_chunks)
+    chunk = tile if SEGMENT else chunk_of(tile_starts, tile, num_chunks)
     length, start = tl.load(lengths + chunk), tl.load(starts + chunk)
     begin = 0 if SEGMENT else (tile - tl.load(tile_starts + chunk)) * BLOCK_Q
+    end = start + tl.minimum(begin + BLOCK_Q, length)
+    oldest, end = span(start + begin, end, WINDOW, SEGMENT, MOST)
+    # SIM102: the first is decided when this is compiled, and only then may a kernel return here.
+    if SEGMENT:  # noqa: SIM102
+        if oldest >= end:  # a segment that this row does not have
+            return
+    table = tables + tl.load(table_starts + chunk)
     m = tl.arange(0, BLOCK_M)
     query, in_group = begin + m // PADDED, m % PADDED
     is_row = (query < length) & (m < BLOCK_Q * PADDED) & (in_group < RATIO)
@@ -78,8 +103,6 @@ def attend_kernel(
         q + row[:, None] * row_stride + head[:, None] * head_stride + d[None, :],
         mask=is_row[:, None] & (d < DIM)[None, :], other=0.0,
     )  # fmt: skip
-    end = start + tl.minimum(begin + BLOCK_Q, length)
-    oldest, end = _span(start + begin, end, WINDOW, SEGMENT)
     best = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     total = tl.zeros((BLOCK_M,), tl.float32)
     if HAS_SINKS:
@@ -90,7 +113,7 @@ def attend_kernel(
     for first in range(oldest // BLOCK_N * BLOCK_N, end, BLOCK_N):
         n = first + tl.arange(0, BLOCK_N)
         is_key = (n >= oldest) & (n < end)
-        block = tl.load(tables + chunk * table_stride + n // PLACES, mask=is_key, other=0)
+        block = tl.load(table + n // PLACES, mask=is_key, other=0)
         place = (block.to(tl.int64) * PLACES + n % PLACES) * num_kv_heads + kv_head
         is_seen = is_key[None, :] & (n[None, :] <= position[:, None])
         if WINDOW:
@@ -99,7 +122,7 @@ def attend_kernel(
             queries, keys + place[None, :] * DIM + d[:, None],
             is_key[None, :] & (d < DIM)[:, None], is_seen, scale, SOFTCAP,
         )  # fmt: skip
-        weights, kept, best = _softened(scores, best)
+        weights, kept, best = softened(scores, best)
         total = total * kept + tl.sum(weights, 1)
         is_value = is_key[:, None] & (v < VALUE_DIM)[None, :]
         source = values + place[:, None] * VALUE_DIM + v[None, :]
@@ -117,17 +140,17 @@ def attend_kernel(
         tl.store(out + place[:, None] * VALUE_DIM + v[None, :], result, mask=target)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_segments"])
 def combine_kernel(
     parts, sums, sinks, out, first_rows, starts, num_heads, num_segments,
     VALUE_DIM: tl.constexpr, BLOCK_V: tl.constexpr, WINDOW: tl.constexpr, SEGMENT: tl.constexpr,
-    HAS_SINKS: tl.constexpr,
+    MOST: tl.constexpr, HAS_SINKS: tl.constexpr,
 ):  # fmt: skip
     """The parts of one row's head, added in the order of their segments."""
     chunk, head = tl.program_id(0), tl.program_id(1)
     position = tl.load(starts + chunk)
-    oldest = tl.maximum(position - WINDOW + 1, 0) if WINDOW else 0
-    count = position // SEGMENT - oldest // SEGMENT + 1
+    size = segment_of(position, WINDOW, SEGMENT, MOST)
+    count = position // size - oldest_of(position, WINDOW) // size + 1
     base = (chunk.to(tl.int64) * num_heads + head) * num_segments
     v = tl.arange(0, BLOCK_V)
     acc = tl.zeros((BLOCK_V,), tl.float32)

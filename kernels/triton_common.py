@@ -4,6 +4,10 @@
    nothing is tuned by trial: tile sizes are chosen by plain functions of shapes, so that the same
    shapes always run the same code, and can be compiled without a GPU.
 2. A sum's order depends on sizes of the model and on a row's own position, never on its company.
+3. A kernel is compiled once per model and kind of step: what differs from step to step is a plain
+   argument that ``do_not_specialize`` names; else Triton compiles anew for 1 and multiples of 16.
+4. Grids follow from shapes that are known before a step is, so that launches can be captured.
+5. Places, rows and whole tensors are counted in int64: pools hold more than 2^31 values.
 
 The kernels were checked in Triton's interpreter and by compiling them for sm_80 and sm_90. No
 figure about their speed on a GPU is known.
@@ -16,6 +20,8 @@ from triton.runtime.jit import JITFunction
 
 LEAST_TILE = 16
 """Smallest side of a product's tile."""
+ALIGNMENT = 16
+"""Bytes: of every address that kernels get, as Triton compiles others for those that are not."""
 
 
 def is_interpreted() -> bool:

@@ -44,7 +44,7 @@ def multiply(x: Tensor, matrix: Packed, out: Tensor) -> None:
         grid = (triton.cdiv(num_rows, block_m), triton.cdiv(matrix.rows, 64), 1)
         multiply_kernel[grid](
             *_arguments(x, matrix, out), out.stride(0), 0, matrix.cols // 32,
-            **_constants(matrix), BLOCK_M=block_m, BLOCK_N=64, GROUPS=2,
+            **matrix_constants(matrix), BLOCK_M=block_m, BLOCK_N=64, GROUPS=2,
             num_warps=4, num_stages=3,
         )  # fmt: skip
 
@@ -67,7 +67,7 @@ def _multiply_few(x: Tensor, matrix: Packed, out: Tensor) -> None:
     grid = (1, triton.cdiv(matrix.rows, block_n), num_parts)
     multiply_kernel[grid](
         *_arguments(x, matrix, target), target.stride(-2), num_rows * matrix.rows, per_part,
-        **_constants(matrix), BLOCK_M=FEW_ROWS, BLOCK_N=block_n, GROUPS=groups,
+        **matrix_constants(matrix), BLOCK_M=FEW_ROWS, BLOCK_N=block_n, GROUPS=groups,
         num_warps=4, num_stages=3,
     )  # fmt: skip
     if num_parts > 1:
@@ -93,22 +93,24 @@ def _rows(matrix: Packed, ids: Tensor | None, num_rows: int, dtype: torch.dtype)
     if num_rows:
         grid = (num_rows, triton.cdiv(matrix.cols // 32, groups))
         dequantise_kernel[grid](
-            *_fields(matrix), ids, out, matrix.cols, **_constants(matrix),
+            *matrix_fields(matrix), ids, out, matrix.cols, **matrix_constants(matrix),
             HAS_IDS=ids is not None, GROUPS=groups, num_warps=2,
         )  # fmt: skip
     return out
 
 
-def _fields(matrix: Packed) -> tuple[Tensor | None, ...]:
+def matrix_fields(matrix: Packed) -> tuple[Tensor | None, ...]:
+    """As kernels take them."""
     return (matrix.low, matrix.high, matrix.d, matrix.m, matrix.scales, matrix.mins)
 
 
 def _arguments(x: Tensor, matrix: Packed, out: Tensor) -> tuple[object, ...]:
     sizes = (x.shape[0], matrix.rows, matrix.cols)
-    return (x, *_fields(matrix), out, *sizes, x.stride(0))
+    return (x, *matrix_fields(matrix), out, *sizes, x.stride(0))
 
 
-def _constants(matrix: Packed) -> dict[str, object]:
+def matrix_constants(matrix: Packed) -> dict[str, object]:
+    """What kernels are compiled for."""
     kind = matrix.kind
     return {
         "BITS": kind.bits,

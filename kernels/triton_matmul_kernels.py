@@ -42,9 +42,8 @@ def _numbers(codes, ZERO: tl.constexpr, IS_EXPONENT: tl.constexpr):
     """float32 of codes less their zero; E2M1 codes as twice their number."""
     codes = codes.to(tl.int32)
     if IS_EXPONENT:
-        size = codes & 7
-        above = tl.where(size == 5, 6, tl.where(size == 6, 8, 12))
-        size = tl.where(size < 5, size, above)
+        size = codes & 7  # two bits of exponent, one of mantissa
+        size = tl.where(size < 4, size, (2 + (size & 1)) << (size >> 1) - 1)
         codes = tl.where(codes >= 8, -size, size)
     return (codes - ZERO).to(tl.float32)
 
@@ -87,24 +86,18 @@ def _halves(low, high, d, m, scales, mins, n, g, mask, cols, BITS: tl.constexpr,
 
 
 @triton.jit
-def multiply_kernel(
-    x, low, high, d, m, scales, mins, out, num_rows, num_outputs, cols, x_stride, out_stride,
-    part_stride, groups_per_part, BITS: tl.constexpr, ZERO: tl.constexpr, PER_D: tl.constexpr,
-    SUB: tl.constexpr, HAS_MIN: tl.constexpr, IS_EXPONENT: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr, GROUPS: tl.constexpr,
+def accumulated(
+    source, is_row, low, high, d, m, scales, mins, wide, is_output, begin, end, cols, acc,
+    BITS: tl.constexpr, ZERO: tl.constexpr, PER_D: tl.constexpr, SUB: tl.constexpr,
+    HAS_MIN: tl.constexpr, IS_EXPONENT: tl.constexpr, BLOCK_N: tl.constexpr, GROUPS: tl.constexpr,
 ):  # fmt: skip
-    """One tile of ``x W^T`` over one part of the inputs."""
+    """``acc`` + products over groups ``begin`` to ``end`` of 32 inputs.
+
+    source: addresses [rows, 1] of x; wide [outputs, 1]: rows of the matrix, int64.
+    """
     HALF: tl.constexpr = GROUPS * 16
-    rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
-    n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
-    begin = tl.program_id(2) * groups_per_part
-    end = tl.minimum(begin + groups_per_part, cols // 32)
-    is_row, is_output = rows < num_rows, n < num_outputs
-    wide = n.to(tl.int64)[:, None]
-    source = x + rows.to(tl.int64)[:, None] * x_stride
     k = tl.arange(0, HALF)
     k = (k // 16 * 32 + k % 16)[None, :]
-    acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     for first_group in range(begin, end, GROUPS):
         g = (first_group + tl.arange(0, GROUPS))[None, :]
         mask = is_output[:, None] & (g < end)
@@ -120,12 +113,34 @@ def multiply_kernel(
         own = tl.load(source + place + 16, mask=is_input, other=0.0)
         weights = tl.reshape(second, (BLOCK_N, HALF)).to(own.dtype)
         acc = product(own, tl.trans(weights), acc)
+    return acc
+
+
+@triton.jit(do_not_specialize=["num_rows", "part_stride"])
+def multiply_kernel(
+    x, low, high, d, m, scales, mins, out, num_rows, num_outputs, cols, x_stride, out_stride,
+    part_stride, groups_per_part, BITS: tl.constexpr, ZERO: tl.constexpr, PER_D: tl.constexpr,
+    SUB: tl.constexpr, HAS_MIN: tl.constexpr, IS_EXPONENT: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr, GROUPS: tl.constexpr,
+):  # fmt: skip
+    """One tile of ``x W^T`` over one part of the inputs."""
+    rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    begin = tl.program_id(2) * groups_per_part
+    end = tl.minimum(begin + groups_per_part, cols // 32)
+    is_row, is_output = rows < num_rows, n < num_outputs
+    acc = accumulated(
+        x + rows.to(tl.int64)[:, None] * x_stride, is_row, low, high, d, m, scales, mins,
+        n.to(tl.int64)[:, None], is_output, begin, end, cols,
+        tl.zeros((BLOCK_M, BLOCK_N), tl.float32), BITS, ZERO, PER_D, SUB, HAS_MIN, IS_EXPONENT,
+        BLOCK_N, GROUPS,
+    )  # fmt: skip
     target = out + tl.program_id(2).to(tl.int64) * part_stride
     place = rows.to(tl.int64)[:, None] * out_stride + n[None, :]
     tl.store(target + place, acc.to(out.dtype.element_ty), mask=is_row[:, None] & is_output[None])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def sum_parts_kernel(parts, out, num_parts, num_rows, size, out_stride, BLOCK: tl.constexpr):
     """The parts of a product, added in their order."""
     row, cols = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)

@@ -16,6 +16,8 @@ class Act(IntEnum):
     SILU = 0
     GELU_TANH = 1
     SIGMOID = 2
+    CLAMPED = 3
+    """``a sigmoid(1.702 a) (b + 1)``, a at most 7 and b within 7 of 0."""
 
 
 def add_norm(
@@ -58,7 +60,8 @@ def _add_norm(
 
 
 def gated(a: Tensor, b: Tensor, act: Act) -> Tensor:
-    """``act(a) * b`` in float32, rounded to b's type; see ``reference.gated``.
+    """``act(a) * b`` in float32, rounded to b's type; see ``reference.gated`` and, of clamped ones,
+    ``reference.gated_clamped``.
 
     a and b [N, F] of any float types, rows anywhere; returns [N, F].
     """
@@ -85,6 +88,10 @@ def _gated(a, b, out, a_stride, b_stride, size, ACT: tl.constexpr, BLOCK: tl.con
         active = gate * tl.sigmoid(2.0 * inner)  # g / 2 (1 + tanh(u)) = g sigmoid(2 u)
     elif ACT == 0:
         active = gate * tl.sigmoid(gate)
+    elif ACT == 3:
+        gate = tl.minimum(gate, 7.0)
+        active = gate * tl.sigmoid(1.702 * gate)
+        value = tl.minimum(tl.maximum(value, -7.0), 7.0) + 1.0
     else:
         active = tl.sigmoid(gate)
     tl.store(out + row * size + cols, (active * value).to(out.dtype.element_ty), mask=mask)

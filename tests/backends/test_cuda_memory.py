@@ -9,6 +9,7 @@ from harness.torch_adapters import random_adapter
 from harness.torch_models import CONV, PLAIN, SHORT_CONV, layer, recurrent_layer, settings, spec
 from kvtrio.backends.base import BackendError, BackendInfo
 from kvtrio.backends.cuda_backend import CudaBackend
+from kvtrio.backends.cuda_memory import scratch_bytes
 from kvtrio.backends.cuda_sizing import DeviceNeeds, least_pools, sized
 from kvtrio.backends.cuda_staging import moves_bytes
 from kvtrio.backends.groups import core_groups, device_parts, layer_groups
@@ -141,7 +142,8 @@ def test_pools_are_made_when_weights_are_there_and_a_step_was_measured():
     backend = opened(device, adapter_bytes=max(sizes))
     (memory,) = backend.info.memory
     assert device.num_measured == 1
-    assert memory.step_bytes == device.peak + MOVES
+    scratch = scratch_bytes(bare.groups, SMALL.block_size)
+    assert memory.step_bytes == device.peak + MOVES + scratch
     assert backend.info.num_blocks > bare.num_blocks
     assert not backend.info.is_unified
     first = backend.load_adapter(adapters[0])

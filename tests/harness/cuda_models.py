@@ -4,10 +4,19 @@ from collections.abc import Mapping
 
 import gguf
 import numpy as np
-from attrs import frozen
+from attrs import evolve, frozen
 
 from harness.devices import late_device
-from harness.torch_models import RandomFile, random_file, settings
+from harness.torch_models import (
+    BIASED,
+    DELTA,
+    LATENT,
+    MAMBA_SCALED,
+    RandomFile,
+    random_file,
+    settings,
+    spec,
+)
 from kvtrio.backends.cuda_backend import CudaBackend
 from kvtrio.backends.torch_backend import TorchBackend
 from kvtrio.model.gguf_file import TensorInfo
@@ -66,6 +75,15 @@ def quantised_file(model: ModelSpec, seed: int = 0) -> QuantisedFile:
         for i, (name, array) in enumerate(matrices)
     }
     return QuantisedFile(plain, packed)
+
+
+EVERY_KIND = spec(
+    evolve(BIASED.layers[0], mixer=evolve(BIASED.layers[0].attention, window=7)),
+    evolve(DELTA.layers[0], index=1),
+    evolve(MAMBA_SCALED.layers[0], index=2, feed_forward=None),
+    evolve(LATENT.layers[1], index=3),
+)
+"""A window, sinks, biased and scored experts, two kinds of states, latent attention."""
 
 
 def random_cuda(model: ModelSpec, **changes: object) -> CudaBackend:

@@ -59,10 +59,13 @@ def tiles(mixes: Sequence[Mix], device: str = "cpu") -> Tiles:
         torch.tensor(each, dtype=torch.int32).to(device) for each in zip(*placed, strict=True)
     ]
     most = max(len(mix.uses) for mix in mixes)
-    return Tiles(torch.tensor(rows).to(device), *columns, most)
+    scales = torch.tensor([scale for mix in mixes for _, scale in mix.uses]).to(device)
+    uses = torch.arange(first_use, dtype=torch.int32).to(device)
+    return Tiles(torch.tensor(rows).to(device), *columns, uses, scales, most)
 
 
 def table(mixes: Sequence[Mix], sizes: Sequence[int], device: str = "cpu") -> WeightTable:
+    """As if each use were of an adapter of its own."""
     uses = [use for mix in mixes for use in mix.uses]
 
     def ints(values: list[int], dtype: torch.dtype = torch.int32) -> Tensor:
@@ -88,7 +91,6 @@ def table(mixes: Sequence[Mix], sizes: Sequence[int], device: str = "cpu") -> We
     return WeightTable(
         a=ints([m.a.data_ptr() if m else 0 for m, _ in uses], torch.int64),
         scalings=ints([m.scaling.data_ptr() if m else 0 for m, _ in uses], torch.int64),
-        scales=torch.tensor([scale for _, scale in uses]).to(device),
         ranks=ints(ranks),
         most_ranks=max(ranks),
         parts=tuple(parts),

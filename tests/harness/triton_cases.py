@@ -9,6 +9,9 @@ from torch import Tensor
 from kvtrio.kernels.triton_adapters import PartTable, Tiles, WeightTable, add_adapters
 from kvtrio.kernels.triton_attention import Queries, Shape, attend
 from kvtrio.kernels.triton_blocks import Pairs, Places, copy_parts
+from kvtrio.kernels.triton_experts import Experts, Stack, apply_experts
+from kvtrio.kernels.triton_latent import LatentShape, attend_latent
+from kvtrio.kernels.triton_mamba2 import SpaceShape, state_space
 from kvtrio.kernels.triton_matmul import FEW_ROWS, multiply, take_rows
 from kvtrio.kernels.triton_pack import KINDS, Packed
 from kvtrio.kernels.triton_qkv import QkvRows, QkvShape, write_qkv
@@ -51,7 +54,8 @@ def queries(num_chunks: int, length: int) -> Queries:
         first_rows=ints(num_chunks),
         starts=ints(num_chunks),
         lengths=ints(num_chunks),
-        tables=ints(num_chunks, 256),
+        tables=ints(num_chunks * 256),
+        table_starts=ints(num_chunks),
         max_length=length,
         max_keys=4096,
         num_tiles=num_chunks * length,
@@ -82,8 +86,8 @@ def _qkv() -> None:
 def _adapters() -> None:
     ints, wide = partial(values, dtype=torch.int32), partial(values, dtype=torch.int64)
     parts = tuple(PartTable(wide(3), ints(3), ints(3), first, 1024) for first in (0, 1024))
-    weight = WeightTable(wide(3), wide(3), values(3, dtype=F32), ints(3), 32, parts)
-    tiles = Tiles(wide(32), ints(4), ints(4), ints(4), ints(4), 2)
+    weight = WeightTable(wide(3), wide(3), ints(3), 32, parts)
+    tiles = Tiles(wide(32), *[ints(4)] * 4, ints(5), values(5, dtype=F32), 2)
     add_adapters(values(32, HIDDEN), values(32, 2048), tiles, weight)
 
 
@@ -110,6 +114,32 @@ def _delta(length: int) -> None:
     delta_rule(inputs, states, _runs(length), DeltaShape(32, DIM, DIM), rows[0])
 
 
+def _latent(heads: int, length: int) -> None:
+    """As DeepSeek 2 lite, with 16 heads, and DeepSeek 3, with 128, have it."""
+    shape = LatentShape(heads, 512, 64, 0.1)
+    q, cache = values(32, heads, 576), values(512, 16, 1, 576)
+    attend_latent(q, cache, queries(32, length), shape, values(32, heads, 512))
+
+
+def _experts(name: str | None, num_rows: int) -> None:
+    """32 of about 2900 inputs and outputs, four of which a row uses, as gpt-oss 20B has them."""
+    rows, cols = 2816, 3072
+    matrix = packed(name, 32 * rows, cols) if name else values(32 * rows, cols)
+    wide = Stack(matrix, rows, values(32, rows, dtype=F32))
+    matrix = packed(name, 32 * cols, rows) if name else values(32 * cols, rows)
+    down = Stack(matrix, cols, values(32, cols, dtype=F32))
+    choice = values(num_rows, 4, dtype=torch.int64), values(num_rows, 4, dtype=F32)
+    apply_experts(values(num_rows, cols), choice, Experts(wide, wide, down, Act.CLAMPED))
+
+
+def _space(length: int) -> None:
+    """As Granite 4 small has it: 128 heads of 64 values, states of 128."""
+    wide = partial(values, dtype=F32)
+    inputs = (wide(32, 128 * 64 + 2 * 128), wide(32, 128), wide(32, 128))
+    states = wide(64, 128, 64, 128)
+    state_space(inputs, wide(128), states, _runs(length), SpaceShape(128, 64, 1, 128), inputs[0])
+
+
 PLAIN = Shape(HEADS, KV, DIM, DIM, 0.09)
 GEMMA = Shape(8, 4, 256, 256, 0.06, softcap=50.0, window=1024)
 CASES: dict[str, Callable[[], object]] = {
@@ -122,12 +152,20 @@ CASES: dict[str, Callable[[], object]] = {
     "attention, prefill": lambda: _attend(PLAIN, 64, True),
     "attention 256, decode": lambda: _attend(GEMMA, 1),
     "attention 256, prefill": lambda: _attend(GEMMA, 64),
+    **{f"latent, {n} heads, decode": partial(_latent, n, 1) for n in (16, 128)},
+    **{f"latent, {n} heads, prefill": partial(_latent, n, 64) for n in (16, 128)},
     "embedding Q6_K": lambda: take_rows(packed("Q6_K"), values(32, dtype=torch.int64)),
     "adapters": _adapters,
     "block copies": _copies,
     "convolution": _convolution,
     "delta net, row": lambda: _delta(1),
     "delta net, piece": lambda: _delta(64),
+    "state space, row": lambda: _space(1),
+    "state space, piece": lambda: _space(64),
+    "experts, bf16, 1 row": lambda: _experts(None, 1),
+    "experts, bf16, 512 rows": lambda: _experts(None, 512),
+    **{f"experts, {name}, 1 row": partial(_experts, name, 1) for name in KINDS},
+    **{f"experts, {name}, 512 rows": partial(_experts, name, 512) for name in KINDS},
     **{f"{name}, 1 row": partial(_multiply, name, 1) for name in KINDS},
     **{f"{name}, 17 rows": partial(_multiply, name, FEW_ROWS + 1) for name in ("Q4_K", "Q6_K")},
     **{f"{name}, 64 rows": partial(_multiply, name, 64) for name in KINDS},

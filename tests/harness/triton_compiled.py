@@ -63,7 +63,8 @@ def source(
     signature, constants, attributes = {}, {}, {}
     for i, param in enumerate(kernel.params):
         value = given[param.name]
-        if param.is_constexpr or value is None or (isinstance(value, int) and value == 1):
+        is_one = isinstance(value, int) and value == 1 and not param.do_not_specialize
+        if param.is_constexpr or value is None or is_one:
             signature[param.name], constants[(i,)] = "constexpr", value
         elif isinstance(value, torch.Tensor):
             signature[param.name] = TYPES[value.dtype]
@@ -72,7 +73,7 @@ def source(
             signature[param.name] = "fp32"
         else:
             signature[param.name] = "i32" if abs(value) < 1 << 31 else "i64"
-            if value % 16 == 0:
+            if value % 16 == 0 and not param.do_not_specialize:
                 attributes[(i,)] = [["tt.divisibility", 16]]
     return ASTSource(kernel, signature, constants, attributes), options
 

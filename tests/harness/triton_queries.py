@@ -28,8 +28,8 @@ class Ragged:
         tile_starts, firsts = [0], [sum(n for _, n in self.chunks[:i]) for i in places]
         for length in lengths:
             tile_starts.append(tile_starts[-1] - (-length // block_q))
-        width = max(len(self.tables[i]) for i in places)
-        tables = [[*self.tables[i], *[0] * (width - len(self.tables[i]))] for i in places]
+        tables = [block for i in places for block in self.tables[i]]
+        table_starts = [sum(len(self.tables[j]) for j in places[:n]) for n in range(len(places))]
 
         def ints(values: object) -> Tensor:
             return torch.tensor(values, dtype=torch.int32, device=self.q.device)
@@ -39,6 +39,7 @@ class Ragged:
             starts=ints([self.chunks[i][0] for i in places]),
             lengths=ints(lengths),
             tables=ints(tables),
+            table_starts=ints(table_starts),
             max_length=max(lengths),
             max_keys=max(sum(self.chunks[i]) for i in places),
             num_tiles=tile_starts[-1],

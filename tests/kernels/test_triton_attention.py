@@ -1,5 +1,7 @@
 """Triton's paged attention against float64, row by row, in the interpreter."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from attrs import evolve
@@ -49,10 +51,13 @@ def test_block_sizes_and_bfloat16(places):
     torch.testing.assert_close(out, batch.expected(SHAPE), rtol=0, atol=0.03)
 
 
+@pytest.mark.parametrize("most", [2, 32])
 @pytest.mark.parametrize("window", [None, 40])
-def test_segments_of_a_decoding_row(window, monkeypatch):
-    """Keys beyond one segment are added in the order of segments, to any length."""
+def test_segments_of_a_decoding_row(window, most, monkeypatch):
+    """Keys beyond one segment are added in the order of segments, to any length; of long rows the
+    segments are longer."""
     monkeypatch.setattr(triton_attention, "SEGMENT", 32)
+    monkeypatch.setattr(triton_attention, "MOST_SEGMENTS", most)
     shape = Shape(4, 2, 8, 8, 0.4, window=window)
     batch = ragged(shape, ((0, 1), (31, 1), (32, 1), (110, 1)))
     sinks = torch.linspace(-1, 2, 4)
@@ -67,6 +72,17 @@ def test_a_decoding_row_has_the_same_bits_in_any_company():
     out = torch.empty_like(whole)
     attend(batch.q, (batch.keys, batch.values), batch.queries(SHAPE, [1]), SHAPE, out)
     assert torch.equal(out[21], whole[21])
+
+
+def test_room_for_longer_rows_changes_nothing():
+    """A launch that may stand for any row up to a length gives the bits of a fitting one."""
+    batch = ragged(SHAPE, ((0, 1), (90, 1)))
+    fitting, roomy = torch.empty_like(batch.q), torch.empty_like(batch.q)
+    queries = batch.queries(SHAPE)
+    cache = (batch.keys, batch.values)
+    attend(batch.q, cache, queries, SHAPE, fitting)
+    attend(batch.q, cache, replace(queries, max_keys=100_000), SHAPE, roomy)
+    assert torch.equal(fitting, roomy)
 
 
 def test_a_prompt_may_be_cut_anywhere():

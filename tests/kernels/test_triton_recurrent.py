@@ -7,6 +7,8 @@ import torch.nn.functional as F
 from kvtrio.kernels import reference_recurrent as recurrent
 from kvtrio.kernels.reference_delta_net import delta_rule as reference_rule
 from kvtrio.kernels.reference_delta_net import unit_length
+from kvtrio.kernels.reference_mamba2 import state_space as reference_space
+from kvtrio.kernels.triton_mamba2 import SpaceShape, state_space
 from kvtrio.kernels.triton_recurrent import DeltaShape, Runs, causal_conv, delta_rule
 
 pytestmark = pytest.mark.slow  # each program of a grid runs in Python
@@ -75,5 +77,27 @@ def test_the_delta_rule_row_by_row_and_in_pieces(chunks, repeats):
         sizes = recurrent.pieces(start, length)
         expected, wanted[slot] = recurrent.in_pieces(reference_rule, own, before, sizes)
         torch.testing.assert_close(out[None, first : first + length], expected, **CLOSE)
+        first += length
+    torch.testing.assert_close(states, wanted, **CLOSE)
+
+
+@pytest.mark.parametrize("chunks", [CHUNKS[:1] + CHUNKS[2:3] + CHUNKS[4:], ((3, 1), (0, 1))])
+def test_the_state_space_row_by_row_and_in_pieces(chunks):
+    """Single rows and chunks over borders of pieces, with heads that share B and C."""
+    num_rows, shape = sum(n for _, n in chunks), SpaceShape(4, 6, 2, 37)
+    x, b, c = (random(num_rows, *n, seed=i) for i, n in enumerate(((4, 6), (2, 37), (2, 37))))
+    dt, decay = random(num_rows, 4, seed=3).abs(), -0.05 * random(num_rows, 4, seed=4).abs()
+    skip, states = random(4, 1, seed=5), random(len(chunks) + 1, 4, 6, 37, seed=6)
+    wanted, out = states.clone(), torch.empty(num_rows, 4, 6)
+    joined = torch.cat([part.flatten(1) for part in (x, b, c)], -1)
+    state_space((joined, dt, decay), skip, states, runs(chunks), shape, out)
+    first = 0
+    for i, (start, length) in enumerate(chunks):
+        slot, part = len(chunks) - i, slice(first, first + length)
+        before = wanted[slot : slot + 1] * (start > 0)
+        own = tuple(each[None, part] for each in (x * dt[..., None], b, c, decay))
+        sizes = recurrent.pieces(start, length)
+        expected, wanted[slot] = recurrent.in_pieces(reference_space, own, before, sizes)
+        torch.testing.assert_close(out[None, part], expected + x[part] * skip, **CLOSE)
         first += length
     torch.testing.assert_close(states, wanted, **CLOSE)
