@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 
-from harness.cuda_models import random_cuda, same_torch
+from harness.cuda_models import EVERY_KIND, random_cuda, same_torch
 from harness.gpu_checks import Check, Where, checked
 from harness.gpu_memory import memory_checks
 from harness.gpu_speed import EIGHT_B, TOY, kernel_speeds, model_speeds
@@ -34,6 +34,15 @@ def parity() -> Iterator[Check]:
     yield Check("tiny model, logits", float((logits[0] - logits[1]).abs().max()), 1e-3)
     ids = [greedy(each, 2, prompt, 4) for each in (ours, reference)]
     yield Check("tiny model, ids", float(ids[0] != ids[1]), 0.0)
+    # On a GPU decoding steps of the first are captured ones, unless it is told otherwise.
+    captured, launched = (Driver(random_cuda(EVERY_KIND, graphs=each)) for each in (True, False))
+    reference = Driver(same_torch(EVERY_KIND))
+    drivers = (captured, launched, reference)
+    for each in drivers:
+        each.logprobs(*(each.chunk(i, 0, prompt[: 4 + i]) for i in range(3)))
+    rows = [each.logprobs(*(each.chunk(i, 4 + i, [7]) for i in range(3))).cpu() for each in drivers]
+    yield Check("every kind of layer, logits", float((rows[1] - rows[2]).abs().max()), 1e-3)
+    yield Check("the same, captured", float((rows[0] - rows[1]).abs().max()), 1e-4)
 
 
 def main() -> int:

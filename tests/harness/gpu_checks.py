@@ -1,6 +1,7 @@
 """Every Triton kernel against float64, on fresh random inputs, on any device."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 
 import gguf
@@ -12,14 +13,18 @@ from torch import Tensor
 from harness.cpu_matrices import random_rows, values
 from harness.triton_adapters import Mix, expected, random_matrix, table, tiles
 from harness.triton_queries import ragged
-from kvtrio.kernels import reference
+from kvtrio.kernels import reference, reference_experts
 from kvtrio.kernels import reference_recurrent as recurrent
 from kvtrio.kernels.reference_adapters import LowRankMatrix, OutputPart
 from kvtrio.kernels.reference_delta_net import delta_rule as reference_rule
 from kvtrio.kernels.reference_delta_net import unit_length
+from kvtrio.kernels.reference_mamba2 import state_space as reference_space
 from kvtrio.kernels.triton_adapters import add_adapters
 from kvtrio.kernels.triton_attention import Shape, attend
 from kvtrio.kernels.triton_blocks import Pairs, Places, copy_parts
+from kvtrio.kernels.triton_experts import Experts, Stack, apply_experts
+from kvtrio.kernels.triton_latent import LatentShape, attend_latent, latent_ratio
+from kvtrio.kernels.triton_mamba2 import SpaceShape, state_space
 from kvtrio.kernels.triton_matmul import multiply
 from kvtrio.kernels.triton_pack import KINDS, Packed, pack
 from kvtrio.kernels.triton_qkv import QkvRows, QkvShape, write_qkv
@@ -75,6 +80,8 @@ def _norm(where: Where) -> Pair:
 def _gated(where: Where, act: Act) -> Pair:
     a, b = where.random(5, 300), where.random(6, 300)[:5]
     wide = a.double()
+    if act is Act.CLAMPED:
+        return gated(a, b, act), _clamped(wide, b.double())
     if act is Act.GELU_TANH:
         active = torch.nn.functional.gelu(wide, approximate="tanh")
     else:
@@ -186,6 +193,63 @@ def _delta(where: Where, length: int) -> Pair:
     return out, recurrent.in_pieces(reference_rule, wide, before, sizes)[0][0]
 
 
+def _space(where: Where, length: int) -> Pair:
+    heads, p, s = 4, 24, 40
+    x, b, c = where.random(length, heads, p), where.random(length, 2, s), where.random(length, 2, s)
+    dt, decay = (
+        where.random(length, heads).abs(),
+        -0.05 * where.random(length, heads + 1)[:, 1:].abs(),
+    )
+    skip, states = where.random(heads), where.random(2, heads, p, s)
+    inputs = torch.cat([part.flatten(1) for part in (x, b, c)], -1), dt, decay.contiguous()
+    before, out = states[1:].double().clone(), torch.empty(length, heads, p, device=where.device)
+    wide = tuple(each[None].double() for each in (x * dt[..., None], b, c, decay))
+    state_space(inputs, skip, states, _run(where, 9, length), SpaceShape(heads, p, 2, s), out)
+    wanted = recurrent.in_pieces(reference_space, wide, before, recurrent.pieces(9, length))[0][0]
+    return out, wanted + (x * skip[:, None]).double()
+
+
+def _latent(where: Where, is_decode: bool) -> Pair:
+    heads, latent, rotated = 20, 64, 16
+    plain = Shape(heads, 1, latent + rotated, latent, 0.1)
+    chunks = ((300, 1), (0, 1), (33, 1)) if is_decode else ((0, 40), (17, 5), (60, 3))
+    batch = ragged(plain, chunks, dtype=torch.bfloat16, device=where.device, seed=where.seed)
+    batch.values.copy_(batch.keys[..., :latent])
+    out = torch.empty(*batch.q.shape[:2], latent, dtype=torch.bfloat16, device=where.device)
+    tiled = replace(plain, num_heads=latent_ratio(heads))
+    shape = LatentShape(heads, latent, rotated, 0.1)
+    attend_latent(batch.q, batch.keys, batch.queries(tiled), shape, out)
+    return out, batch.expected(plain)
+
+
+def _experts(where: Where, name: str, num_rows: int) -> Pair:
+    num, size = 4, max(64, KINDS[name].block)
+    made, plain = [], []
+    for i in range(3):
+        kind, rng = gguf.GGMLQuantizationType[name], np.random.default_rng(where.seed + i)
+        raw = random_rows(kind, num * size, size, rng)
+        packed = pack(name, torch.from_numpy(raw).to(where.device), size)
+        made.append(Stack(packed, size, where.random(num, size + i)[:, i:].contiguous()))
+        plain.append(torch.from_numpy(values(kind, raw)).view(num, size, size).to(where.device))
+    x = where.random(num_rows, size) / (size**0.5 * plain[0].square().mean().sqrt())
+    logits = where.random(num_rows, num)
+    own = reference_experts.choose_experts(logits, 2)
+    biases = tuple(stack.bias.double() for stack in made)
+    gate, up, down = (each.double() for each in plain)
+    wanted = reference_experts.apply_experts(
+        x.double(),
+        (own[0], own[1].double()),
+        reference_experts.Matrices(gate, up, down, biases),
+        _clamped,
+    )
+    return apply_experts(x, own, Experts(*made, Act.CLAMPED)), wanted
+
+
+def _clamped(gate: Tensor, up: Tensor) -> Tensor:
+    gate = gate.clamp(max=7.0)
+    return gate * torch.sigmoid(1.702 * gate) * (up.clamp(-7.0, 7.0) + 1.0)
+
+
 def _run(where: Where, start: int, length: int) -> Runs:
     ints = where.ints
     return Runs(ints([0]), ints([start]), ints([length]), ints([1], torch.int64), length)
@@ -207,4 +271,13 @@ CHECKS: dict[str, tuple[Callable[[Where], Pair], float]] = {
     "convolution": (_convolution, 1e-5),
     "delta net, row": (partial(_delta, length=1), 1e-4),
     "delta net, pieces": (partial(_delta, length=70), 1e-3),
+    "state space, row": (partial(_space, length=1), 1e-4),
+    "state space, pieces": (partial(_space, length=70), 1e-3),
+    "latent, decode": (partial(_latent, is_decode=True), 0.02),
+    "latent, prefill": (partial(_latent, is_decode=False), 0.02),
+    **{
+        f"experts, {name}, 3 rows": (partial(_experts, name=name, num_rows=3), 1e-3)
+        for name in KINDS
+    },
+    "experts, MXFP4, 70 rows": (partial(_experts, name="MXFP4", num_rows=70), 1e-3),
 }

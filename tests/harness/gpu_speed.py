@@ -9,9 +9,11 @@ import torch
 from attrs import evolve, frozen
 
 from harness.cpu_matrices import random_rows
+from harness.fake_graph import FakeGraph
 from harness.torch_models import Driver, settings
 from harness.triton_queries import ragged
 from kvtrio.backends.cuda_backend import CudaBackend
+from kvtrio.backends.cuda_graphs import SIZES, Graph, graph_maker
 from kvtrio.core.batch import Batch, Chunk, Copy
 from kvtrio.core.types import BlockId, StateClass, Tier
 from kvtrio.kernels.triton_attention import Shape, attend
@@ -232,6 +234,8 @@ def model_speeds(sizes: Sizes) -> Iterator[Speed]:
             dtype="bf16",
             num_blocks=num_tokens // 16 + max(sizes.rows) + sizes.moves,
             is_unified=False,
+            max_sampled=max(sizes.rows),
+            graphs=False,
             max_context=sizes.far + sizes.prompt,
             host_bytes=sizes.moves * 16 * sizes.layers * sizes.kv_heads * sizes.dim * 4,
         ),
@@ -241,7 +245,8 @@ def model_speeds(sizes: Sizes) -> Iterator[Speed]:
     for num_rows in sizes.rows:
         batch = Batch(0, tuple(chunks[:num_rows]))
         took = seconds(sizes, lambda batch=batch: backend.step(batch))
-        yield Speed(f"decode, {num_rows} rows", num_rows / took, "tokens/s")
+        yield Speed(f"decode, {num_rows} rows, launched singly", num_rows / took, "tokens/s")
+    yield from _captured_speeds(sizes, backend, chunks)
     prompt = driver.chunk(1000, 0, [1] * sizes.prompt)
     took = seconds(sizes, lambda: backend.step(Batch(0, (prompt,))))
     yield Speed(f"prompt of {sizes.prompt}", sizes.prompt / took, "tokens/s")
@@ -250,6 +255,29 @@ def model_speeds(sizes: Sizes) -> Iterator[Speed]:
     yield Speed(f"step of 8 rows beside a prompt at {sizes.far}", 1000 * took, "ms")
     yield from _move_speeds(sizes, backend, tuple(chunks[:8]))
     backend.close()
+
+
+def _captured_speeds(sizes: Sizes, backend: CudaBackend, chunks: list[Chunk]) -> Iterator[Speed]:
+    """Captured steps of decoding rows, and what part of each is not spent in its kernels."""
+    graphs: list[Graph] = []
+    make = graph_maker() if sizes.device == "cuda" else FakeGraph
+
+    def made() -> Graph:
+        graphs.append(make())
+        return graphs[-1]
+
+    begin = time.perf_counter()
+    backend.capture(made, max(sizes.rows))
+    synchronise(sizes)
+    yield Speed("capturing all sizes", time.perf_counter() - begin, "s")
+    captured = dict(zip(SIZES[len(graphs) - 1 :: -1], graphs, strict=True))
+    for num_rows in sizes.rows:
+        batch = Batch(0, tuple(chunks[:num_rows]))
+        took = seconds(sizes, lambda batch=batch: backend.step(batch))
+        yield Speed(f"decode, {num_rows} rows", num_rows / took, "tokens/s")
+        size = next(size for size in SIZES if size >= num_rows)
+        busy = seconds(sizes, captured[size].replay)
+        yield Speed(f"gaps, {num_rows} rows", 100 * (1 - busy / took), "%")
 
 
 def _move_speeds(sizes: Sizes, backend: CudaBackend, chunks: tuple[Chunk, ...]) -> Iterator[Speed]:
