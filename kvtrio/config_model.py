@@ -103,6 +103,15 @@ class ModelSettings:
             "3,1 puts three quarters on the first. Default: all on one.",
         ),
     ] = None
+    cuda_graphs: Annotated[
+        bool | None,
+        Parameter(
+            name="--cuda-graphs",
+            negative="--no-cuda-graphs",
+            help="Backend cuda captures steps without prompts at the start, of up to 256 "
+            "requests, and launches each as a whole; not with --tensor-split. Default: yes.",
+        ),
+    ] = None
     threads: Annotated[
         int | None,
         Parameter(

@@ -85,6 +85,8 @@ def _check(name: str, settings: ModelSettings) -> None:
         raise ConfigError(f"--gpu-memory-fraction is for backend cuda; {name} does not size by it")
     if name in WITHOUT_GPUS and settings.tensor_split is not None:
         raise ConfigError(f"--tensor-split is for backend cuda; {name} computes on one device")
+    if name in WITHOUT_GPUS and settings.cuda_graphs is not None:
+        raise ConfigError(f"--cuda-graphs is for backend cuda; {name} captures nothing")
     if settings.tensor_split is not None:
         proportions(settings.tensor_split)
 
@@ -125,6 +127,7 @@ def backend_settings(
         max_sampled=scheduling.parallel,
         gpu_memory_fraction=model.gpu_memory_fraction or DEFAULT_GPU_FRACTION,
         tensor_split=proportions(model.tensor_split) if model.tensor_split else (),
+        graphs=model.cuda_graphs is not False,
         adapter_bytes=adapter_bytes,
         adapters_may_come=config.adapters.lora_dir is not None,
     )

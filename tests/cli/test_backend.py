@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from attrs import evolve
 
 from harness.native import library
 from kvtrio.backends.cpu_backend import CpuBackend
@@ -45,6 +46,7 @@ def failing(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     [
         ({"gpu_memory_fraction": 0.5}, "--gpu-memory-fraction is for backend cuda"),
         ({"tensor_split": "1,1"}, "--tensor-split is for backend cuda"),
+        ({"cuda_graphs": False}, "--cuda-graphs is for backend cuda"),
     ],
 )
 def test_backends_without_gpus_of_their_own_refuse_what_shares_them_out(
@@ -75,6 +77,9 @@ def test_proportions_of_gpus_reach_the_backend() -> None:
     settings = backend_settings(config, 100, adapter_bytes=7)
     assert (settings.tensor_split, settings.gpu_memory_fraction) == ((3.0, 1.0), 0.9)
     assert (settings.adapter_bytes, settings.adapters_may_come) == (7, False)
+    assert settings.graphs
+    bare = evolve(config, model=evolve(model, cuda_graphs=False))
+    assert not backend_settings(bare, 100).graphs
 
 
 @pytest.mark.parametrize(

@@ -74,6 +74,7 @@ def info(settings: BackendSettings, num_host_blocks: int = 0) -> BackendInfo:
         "--lora-dir",
         "--gpu-memory-fraction",
         "--tensor-split",
+        "--no-cuda-graphs",
     ],
 )
 def test_serve_help_explains_the_flags(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
