@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from attrs import define, field
+from attrs import define, evolve, field
 from model.adapter_builder import (
     config,
     module_of,
@@ -18,9 +18,10 @@ from model.adapter_builder import (
 )
 
 from harness.cpu_models import load_cpu
-from harness.torch_adapters import Loaded, Mix, loaded
+from harness.torch_adapters import Loaded, Mix, loaded, random_adapter
 from harness.torch_models import Driver, RandomFile, load, settings
 from kvtrio.backends.torch_backend import TorchBackend
+from kvtrio.model.adapter_pairs import HEAD
 from kvtrio.model.adapters import AdapterData, load_adapter
 from kvtrio.model.architectures import read_spec
 from kvtrio.model.gguf_file import open_gguf
@@ -102,6 +103,30 @@ def test_tiny_models_with_adapters_match_their_recordings(shared, loader, name, 
     (adapter,) = read_adapters(base, models / f"lora-{name}.gguf")
     runs = [run_of(case, [(adapter, scale)]) for case in [*golden["cases"], golden["long"]]]
     assert worst_difference(loaded(loader(base), adapter), runs) < 1e-3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["qwen3next", "lfm2", "mamba2", "granitehybrid"])
+def test_changes_of_recurrent_layers_act_as_merged_weights(shared, name):
+    """Of every matrix that an adapter may change, on both backends, over a prompt and on."""
+    path = shared / "tiny" / "models" / f"{name}.gguf"
+    with open_gguf(path) as file:
+        spec = read_spec(file)
+        arrays = {tensor: file.dequantise(tensor) for tensor in file.tensors}
+    adapter = random_adapter(spec, 3)
+    arrays.setdefault(HEAD, arrays["token_embd.weight"])
+    for tensor, target in adapter.targets.items():
+        arrays[tensor] = arrays[tensor] + 0.1 * target.scaling * (target.b @ target.a)
+    whole = evolve(spec, tied_output=False)
+    merged = Driver(TorchBackend.load(RandomFile(arrays), whole, settings()))
+    prompt = [(37 * i) % 200 + 3 for i in range(70)]
+    expected = [merged.logprobs(merged.chunk(0, *piece)) for piece in ((0, prompt), (70, [5]))]
+    for loader in (load, load_cpu):
+        on = loaded(loader(path), adapter)
+        driver = Driver(on.backend)
+        for piece, wanted in zip(((0, prompt), (70, [5])), expected, strict=True):
+            out = driver.logprobs(on.chunk(driver, 0, piece, [(adapter, 0.1)]))
+            torch.testing.assert_close(out, wanted, rtol=0.0, atol=2e-3)
 
 
 PATTERNS = {
