@@ -194,7 +194,7 @@ class TokenTrail:
     def key_of(self, index: int, num_tokens: int) -> bytes:
         """Key of the first ``num_tokens`` of block ``index``."""
         if num_tokens == self.block_size:
-            return self.key(index)
+            return self.keys_to(index + 1)[index]
         if index:
             self.key(index - 1)
         return self._key_after(index, num_tokens)

@@ -69,19 +69,22 @@ class PrefixIndex:
         ``known``, blocks that were found before, saves looking them up again; it is brought up to
         date. Nothing else is changed.
         """
-        size, tags = self.block_size, trail.tags
+        size, tags, keys = self.block_size, trail.tags, trail.chain
         blocks = [] if known is None else known
         # Blocks are dropped leaf first: if the last one is still published, so are all.
         while blocks and (blocks[-1].key is None or blocks[-1].end > limit):
             blocks.pop()
         parent = blocks[-1] if blocks else self.root
-        start = len(blocks) * size
-        while start + size <= limit and parent.children:
-            child = self.find(parent, trail.key(len(blocks)), tags[start : start + size])
+        for index in range(len(blocks), limit // size):
+            if not parent.children:
+                break
+            key = keys[index] if index < len(keys) else trail.key(index)
+            child = self.find(parent, key, tuple(tags[index * size : (index + 1) * size]))
             if child is None:
                 break
             blocks.append(child)
-            parent, start = child, start + size
+            parent = child
+        start = len(blocks) * size
         partial, num = self._longest(parent, tags[start : min(start + size, limit)])
         return Match(tuple(blocks), partial, num, start + num)
 
@@ -109,10 +112,10 @@ class PrefixIndex:
         """Of a first block: whether it is a whole one under one identity."""
         return len(block.tags) == self.block_size and len(block.identities) == 1
 
-    def find(self, parent: Block, key: bytes, tags: Sequence[int]) -> Block | None:
+    def find(self, parent: Block, key: bytes, tags: tuple[int, ...]) -> Block | None:
         """The child of ``parent`` that holds exactly ``tags``."""
         for block in self.by_key.get(key, ()):
-            if block.parent is parent and block.tags == tuple(tags):
+            if block.parent is parent and block.tags == tags:
                 return block
         return None
 

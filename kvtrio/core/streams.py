@@ -9,6 +9,7 @@ from collections import Counter
 
 from attrs import define, field
 
+from kvtrio.core.cost import Load
 from kvtrio.core.policy import Streams
 from kvtrio.core.request import Request
 from kvtrio.core.types import RequestId
@@ -38,6 +39,14 @@ class StreamGroup:
         self.decode_context -= request.num_computed_tokens
         _lower(self._adapters, request.adapter_set)
         _lower(self._priorities, request.submit.priority)
+
+    def load(self) -> Load:
+        """As ``summary``'s."""
+        return Load(
+            num_decode_rows=len(self.rows),
+            decode_context=self.decode_context,
+            num_adapters=len(self._adapters) - (0 in self._adapters),
+        )
 
     def summary(self) -> Streams:
         return Streams(

@@ -15,6 +15,7 @@ from attrs import define, field, frozen
 
 from kvtrio.core.cost import Load
 from kvtrio.core.events import Finished, Gap
+from kvtrio.core.messages import message
 from kvtrio.core.request import Request
 from kvtrio.core.state import State
 from kvtrio.core.storage import TierMoves
@@ -24,7 +25,7 @@ from kvtrio.core.views import view_of
 NO_MOVES = TierMoves()
 
 
-@frozen(kw_only=True)
+@message(kw_only=True)
 class StretchStep:
     """One of the steps."""
 
@@ -35,7 +36,8 @@ class StretchStep:
     duration_s: float
     predicted_s: float
     finished: Sequence[Finished]
-    moves: TierMoves
+    moves: TierMoves | None
+    """None: nothing moved."""
 
 
 @frozen(kw_only=True)
@@ -129,8 +131,9 @@ class Stretch:
         for row in self._phases[-number % state.config.block_size]:  # their next begins a block
             self._settle(row, number)
             state.tables.grow(row.request, row.request.num_computed_tokens + 1, begun_s)
-        self._note_copies(number)
-        load = state.load = state.streams.summary().load()
+        if state.cache.copies:
+            self._note_copies(number)
+        load = state.load = state.streams.load()
         predicted_s = state.cost.predict(load)
         state.next_step += 1
         state.launched_s = begun_s
@@ -148,7 +151,7 @@ class Stretch:
             duration_s=now - begun_s,
             predicted_s=predicted_s,
             finished=finished,
-            moves=state.cache.take_moves() if state.cache.moves != NO_MOVES else NO_MOVES,
+            moves=state.cache.take_moves() if state.cache.moves != NO_MOVES else None,
         )
         self.listener.step(step)
         return bool(finished)

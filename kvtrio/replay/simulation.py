@@ -225,8 +225,9 @@ class Simulation:
     def _note_stretch(self, step: StretchStep) -> None:
         """As ``_tell`` and ``_step`` would."""
         self.now = step.now
-        self._end(step.finished)
-        if step.moves != NO_MOVES:
+        if step.finished:
+            self._end(step.finished)
+        if step.moves is not None:
             self.observer.moved(step.moves)
         limit_s, num_rows = self._core.config.max_gap_s, step.load.num_decode_rows
         if not self.wants_step(step.step, step.duration_s) and step.duration_s <= limit_s:
