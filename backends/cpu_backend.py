@@ -17,7 +17,7 @@ from kvtrio.backends.cpu_memory import (
     group_sizes,
     make_stores,
 )
-from kvtrio.backends.cpu_model import Limits, NativeModel, Stored, make_model, require_kernels
+from kvtrio.backends.cpu_model import Limits, NativeModel, Stored, make_model
 from kvtrio.backends.cpu_native import Native, floats_at
 from kvtrio.backends.cpu_places import CpuPlaces
 from kvtrio.backends.cpu_sampling import RowPlan, plan_rows, sample_finite, sample_rows
@@ -90,7 +90,7 @@ class CpuBackend:
         before it allocates anything large, for too little memory; ModelFileError for damaged
         weights.
         """
-        native = _opened(spec, settings)
+        native = _opened(settings)
         try:
             return cls(_load(native, file, spec.for_context(settings.max_context), settings))
         except BaseException:
@@ -100,7 +100,7 @@ class CpuBackend:
     @classmethod
     def sizing(cls, file: TensorFile, spec: ModelSpec, settings: BackendSettings) -> Sizing:
         """What ``load`` would take. Raises as it does, but not for too little memory."""
-        native = _opened(spec, evolve(settings, num_threads=1))
+        native = _opened(evolve(settings, num_threads=1))
         try:
             return _sized(native, file, spec.for_context(settings.max_context), settings)[1]
         finally:
@@ -180,10 +180,9 @@ class CpuBackend:
         parts.ahead.end()
 
 
-def _opened(spec: ModelSpec, settings: BackendSettings) -> Native:
+def _opened(settings: BackendSettings) -> Native:
     if settings.device != "cpu":
         raise BackendError(f"backend cpu does not compute on device {settings.device!r}")
-    require_kernels(spec)
     return Native.open(settings.num_threads)
 
 
@@ -239,7 +238,8 @@ def _arenas(plan: _Plan, stored: Stored) -> list[Arena]:
     for cache in stored.stores.caches.values():
         size = plan.sizes[cache.group]
         found.append(Arena(cache.keys, size.keys, cache.num_blocks))
-        found.append(Arena(cache.values, size.values, cache.num_blocks))
+        if size.values:
+            found.append(Arena(cache.values, size.values, cache.num_blocks))
     return found
 
 

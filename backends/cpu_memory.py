@@ -32,6 +32,8 @@ class GroupSize:
     keys: int = 0
     values: int = 0
     state: int = 0
+    num_latent: int = 0
+    """Of a key's numbers so many are the value; 0: values are kept, too."""
 
 
 @frozen(eq=False)
@@ -55,10 +57,10 @@ def _group_size(
     native: Native, spec: ModelSpec, group: LayerGroup, settings: BackendSettings
 ) -> GroupSize:
     mixer = spec.layers[group.layers[0]].mixer
-    assert not isinstance(mixer, LatentAttentionSpec), "a model without kernels"
-    if not isinstance(mixer, AttentionSpec):
+    if not isinstance(mixer, AttentionSpec | LatentAttentionSpec):
         return GroupSize(state=state_bytes(native, mixer))
-    cache = _cache(group, 0, settings)
+    num_latent = mixer.latent_dim if isinstance(mixer, LatentAttentionSpec) else 0
+    cache = _cache(group, num_latent, settings)
     keys, values = (
         int(function(cache))
         for function in (native.cdll.kvt_key_block_bytes, native.cdll.kvt_value_block_bytes)
@@ -67,10 +69,10 @@ def _group_size(
         name = settings.key_type if keys < 0 else settings.value_type
         size = group.head_dim if keys < 0 else group.value_dim
         raise BackendError(f"a KV cache of type {name} does not go with heads of {size} values")
-    return GroupSize(keys, values)
+    return GroupSize(keys, values, num_latent=num_latent)
 
 
-def _cache(group: LayerGroup, index: int, settings: BackendSettings) -> abi.Cache:
+def _cache(group: LayerGroup, num_latent: int, settings: BackendSettings) -> abi.Cache:
     for name in (settings.key_type, settings.value_type):
         if name not in CACHE_TYPES:
             raise BackendError(f"unknown cache type; known are {', '.join(CACHE_TYPES)}")
@@ -80,8 +82,8 @@ def _cache(group: LayerGroup, index: int, settings: BackendSettings) -> abi.Cach
         block_size=settings.block_size,
         kv_heads=group.num_kv_heads,
         head_dim=group.head_dim,
-        value_dim=group.value_dim,
-        group=index,
+        value_dim=num_latent or group.value_dim,
+        is_latent=num_latent > 0,
     )
 
 
@@ -121,8 +123,8 @@ def make_stores(
                 stride=size.state // 4, num_slots=count, group=index
             ))  # fmt: skip
         else:
-            cache = _cache(group, index, settings)
-            cache.num_blocks = count
+            cache = _cache(group, size.num_latent, settings)
+            cache.group, cache.num_blocks = index, count
             caches |= _caches(native, group.layers, size, cache)
     return Stores(caches, states)
 
@@ -163,8 +165,9 @@ def activation_bytes(spec: ModelSpec, settings: BackendSettings) -> int:
 def _width(layer: LayerSpec, hidden: int) -> int:
     """Values of a row within a layer, nearly."""
     mixer = layer.mixer
-    assert not isinstance(mixer, LatentAttentionSpec), "a model without kernels"
-    if isinstance(mixer, AttentionSpec):
+    if isinstance(mixer, LatentAttentionSpec):
+        own = mixer.num_heads * (mixer.query_dim + mixer.key_dim + mixer.latent_dim)
+    elif isinstance(mixer, AttentionSpec):
         own = mixer.num_heads * (mixer.head_dim + mixer.value_dim) * (2 if mixer.gated else 1)
     else:
         own = 3 * mixer.conv.channels

@@ -5,17 +5,18 @@ from collections.abc import Mapping, Sequence
 
 from attrs import frozen
 
-from kvtrio.backends.base import BackendError
 from kvtrio.backends.cpu_memory import Stores
 from kvtrio.backends.cpu_native import Native, address_of, table_of
-from kvtrio.backends.cpu_program import Kind, Op, Program, program, recorded
+from kvtrio.backends.cpu_program import Kind, Op, Program
+from kvtrio.backends.cpu_recorder import program
 from kvtrio.backends.cpu_recurrent import Names, recurrent
 from kvtrio.backends.cpu_weights import Weights, divisors_name
 from kvtrio.kernels import cpu_abi as abi
 from kvtrio.model.spec import (
     Activation,
     AttentionSpec,
-    ExpertsSpec,
+    Gating,
+    LatentAttentionSpec,
     LayerSpec,
     ModelSpec,
     RopeSpec,
@@ -26,7 +27,9 @@ from kvtrio.model.spec import (
 ACTIVATIONS = {
     Activation.SILU: abi.Activation.SILU,
     Activation.GELU_TANH: abi.Activation.GELU_TANH,
+    Activation.CLAMPED: abi.Activation.CLAMPED,
 }
+SCORING = {Gating.SOFTMAX: abi.Scoring.SOFTMAX, Gating.SIGMOID: abi.Scoring.SIGMOID}
 PAIRS = {RopeStyle.NORM: abi.RopePairs.NORM, RopeStyle.NEOX: abi.RopePairs.NEOX}
 KINDS = {
     Kind.EMBED: abi.OpKind.EMBED,
@@ -34,6 +37,11 @@ KINDS = {
     Kind.ATTENTION: abi.OpKind.ATTENTION,
     Kind.RECURRENT: abi.OpKind.RECURRENT,
     Kind.LINEAR: abi.OpKind.LINEAR,
+    Kind.RANK: abi.OpKind.LINEAR,
+    Kind.QUERIES: abi.OpKind.LINEAR,
+    Kind.LATENT: abi.OpKind.LATENT,
+    Kind.HEADS: abi.OpKind.HEADS,
+    Kind.PLAIN: abi.OpKind.PLAIN,
     Kind.GATED: abi.OpKind.GATED,
     Kind.EXPERTS: abi.OpKind.EXPERTS,
     Kind.ADD: abi.OpKind.ADD,
@@ -41,14 +49,17 @@ KINDS = {
     Kind.LOGITS: abi.OpKind.LOGITS,
     Kind.SAMPLE: abi.OpKind.SAMPLE,
 }
-FUSED = {Kind.NORM, Kind.SCALED}
-"""What becomes a part of other operations."""
 VALUES = {
     Kind.EMBED: abi.Buffer.RESIDUAL,
     Kind.QKV: abi.Buffer.QUERY,
     Kind.ATTENTION: abi.Buffer.ATTENDED,
     Kind.RECURRENT: abi.Buffer.ATTENDED,
+    Kind.RANK: abi.Buffer.HIDDEN,
+    Kind.QUERIES: abi.Buffer.ATTENDED,
+    Kind.LATENT: abi.Buffer.QUERY,
+    Kind.HEADS: abi.Buffer.HIDDEN,
     Kind.GATED: abi.Buffer.HIDDEN,
+    Kind.PLAIN: abi.Buffer.HIDDEN,
     Kind.EXPERTS: abi.Buffer.BRANCH,
     Kind.ADD: abi.Buffer.RESIDUAL,
 }
@@ -62,32 +73,6 @@ class Limits:
     max_rows: int
     max_sampled: int
     max_context: int
-
-
-def require_kernels(spec: ModelSpec) -> None:
-    """Raise BackendError for a model with operations that no native kernel computes."""
-    # As recorded: fusion and all behind it count on what the kernels compute.
-    known = KINDS.keys() | FUSED
-    is_known = all(map(_is_computed, spec.layers)) and not spec.layer_norm
-    if not is_known or not all(op.kind in known for op in recorded(spec)):
-        raise BackendError(
-            f"backend cpu has no kernels for this kind of {spec.architecture}; "
-            "--backend torch computes it"
-        )
-
-
-def _is_computed(layer: LayerSpec) -> bool:
-    """Whether the kernels compute all that its flags say."""
-    mixer, experts = layer.mixer, layer.feed_forward
-    if layer.parallel or not layer.pre_norms:
-        return False
-    if isinstance(mixer, AttentionSpec) and (mixer.sinks or mixer.joint_norm or mixer.temperature):
-        return False
-    return not isinstance(experts, ExpertsSpec) or (
-        experts.routing == RoutingSpec()
-        and not experts.biases
-        and experts.activation in ACTIVATIONS
-    )
 
 
 def lowered(ops: Program, names: Names) -> list[abi.Op]:
@@ -137,9 +122,11 @@ def _op(op: Op, buffers: Sequence[abi.Buffer | None], place: int, names: Names) 
         input=abi.NONE if source is None else source,
         output=abi.NONE if target is None else target,
         norm=names.vector(op.norm),
+        norm_bias=names.vector(op.norm_bias),
+        is_centred=op.is_centred,
         eps=op.eps,
         matrices=_filled([names.matrix(name) for name in op.matrices], 4),
-        biases=_filled([names.vector(name) for name in op.biases], 3),
+        biases=_filled([names.vector(name) for name in op.biases], 4),
         head_norms=_filled([names.vector(name) for name in op.head_norms], 2),
         activation=0 if op.activation is None else ACTIVATIONS[op.activation],
         scale=op.scale,
@@ -149,6 +136,19 @@ def _op(op: Op, buffers: Sequence[abi.Buffer | None], place: int, names: Names) 
         num_used=op.num_used,
         is_shared=op.kind is Kind.EXPERTS and len(op.inputs) > 1,
         shared_gate=names.vector(op.shared_gate),
+        routing=_routing(op.routing or RoutingSpec(), names.vector(op.selection_bias)),
+    )
+
+
+def _routing(spec: RoutingSpec, bias: int) -> abi.Routing:
+    usual = spec == RoutingSpec()
+    return abi.Routing(
+        scoring=abi.Scoring.CHOSEN if usual else SCORING[spec.gating],
+        is_normalised=spec.normalised,
+        scale=spec.scale,
+        bias=bias,
+        num_groups=spec.num_groups,
+        num_groups_used=spec.num_groups_used,
     )
 
 
@@ -156,18 +156,27 @@ def _filled(indices: list[int], count: int) -> tuple[int, ...]:
     return (*indices, *[abi.NONE] * (count - len(indices)))
 
 
-def attention(spec: AttentionSpec, index: int, names: Names) -> abi.Attention:
+def attention(layer: LayerSpec, index: int, names: Names) -> abi.Attention:
     """Attention of a layer, which has the cache of the same index."""
-    return abi.Attention(
+    spec = layer.mixer
+    assert isinstance(spec, AttentionSpec | LatentAttentionSpec)
+    made = abi.Attention(
         cache=index,
         rope=names.rope(spec.rope),
         num_heads=spec.num_heads,
-        window=spec.window or 0,
         scale=spec.scale,
-        softcap=spec.softcap or 0.0,
         sinks=abi.NONE,
-        is_gated=spec.gated,
     )
+    if isinstance(spec, LatentAttentionSpec):
+        return made
+    made.window, made.softcap = spec.window or 0, spec.softcap or 0.0
+    made.is_gated, made.has_joint_norms = spec.gated, spec.joint_norm
+    if spec.sinks:
+        made.sinks = names.vector(f"blk.{layer.index}.attn_sinks.weight")
+    if spec.temperature is not None:
+        made.temperature_length = spec.temperature.length
+        made.temperature = spec.temperature.scale
+    return made
 
 
 def rope(spec: RopeSpec, names: Names) -> abi.Rope:
@@ -203,8 +212,7 @@ def make_model(native: Native, spec: ModelSpec, stored: Stored, limits: Limits) 
     names, weights, stores = Names(), stored.weights, stored.stores
     lowered_ops = lowered(program(spec), names)
     attentions = [
-        attention(spec.layers[layer].attention, index, names)
-        for layer, index in names.attentions.items()
+        attention(spec.layers[layer], index, names) for layer, index in names.attentions.items()
     ]
     recurrents = [
         recurrent(spec.layers[layer], index, names) for layer, index in names.recurrents.items()

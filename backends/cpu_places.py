@@ -98,10 +98,9 @@ class CpuPlaces:
             for pool in pools.get(group, ()):
                 yield pool.at(block)
 
-    def _pools(self, cache: abi.Cache) -> tuple[_Pool, _Pool]:
-        """Keys and values of a layer."""
+    def _pools(self, cache: abi.Cache) -> Iterator[_Pool]:
+        """Keys and values of a layer; a latent one has no values besides."""
         cdll, number = self.native.cdll, cache.num_blocks
-        return (
-            _pool(cache.keys, cdll.kvt_key_block_bytes(cache), number),
-            _pool(cache.values, cdll.kvt_value_block_bytes(cache), number),
-        )
+        yield _pool(cache.keys, cdll.kvt_key_block_bytes(cache), number)
+        if not cache.is_latent:
+            yield _pool(cache.values, cdll.kvt_value_block_bytes(cache), number)

@@ -1,6 +1,6 @@
 """The forward pass as a flat program: what the decoder does, written down once per model.
 
-1. The decoder runs over ``Recorder``, whose values are places in the program.
+1. The decoder runs over a recorder (``cpu_recorder``), whose values are places in the program.
 2. ``fused`` joins what one native operation does: a norm with the products that read it, the
    residual's addition with the product or norm before it.
 3. ``narrowed`` drops the rows that nobody samples as early as their last use allows.
@@ -11,17 +11,11 @@ All three are functions from data to data; the result names tensors and knows no
 from collections.abc import Mapping
 from enum import Enum, auto
 
-from attrs import define, evolve, field, frozen
+from attrs import evolve, frozen
 
-from kvtrio.backends import decoder
 from kvtrio.model.spec import (
     Activation,
-    AttentionSpec,
-    DeltaNetSpec,
-    ExpertsSpec,
-    FeedForwardSpec,
-    LayerSpec,
-    ModelSpec,
+    RoutingSpec,
 )
 
 
@@ -34,11 +28,17 @@ class Kind(Enum):
     QKV = auto()
     """Products with three matrices, head norms, rope, cache: the value is q."""
     ATTENTION = auto()
-    LATENT = auto()
-    """Latent attention, up to the matrix after it; no native kernel, like the next two."""
-    LAYER_NORM = auto()
     NARROW = auto()
-    """A branch's input without a norm."""
+    """A branch's input without a norm; only before fusion."""
+    RANK = auto()
+    """Latent attention's q, by the first of two matrices."""
+    QUERIES = auto()
+    """The same by the second, or by the only one."""
+    LATENT = auto()
+    """Its row into the cache, by the first matrix; the value is q, the second input, taken to where
+    rows are by each head's matrix of the second."""
+    HEADS = auto()
+    """What attention's heads got, each by its own matrix."""
     PLAIN = auto()
     """act(up)."""
     RECURRENT = auto()
@@ -73,163 +73,37 @@ class Op:
     """One per matrix, or none at all."""
     norm: str = ""
     """Of the first input, before anything else; empty: none."""
+    norm_bias: str = ""
+    is_centred: bool = False
+    """``norm`` takes the mean off first."""
     eps: float = 0.0
     """Of ``norm`` and ``head_norms``, and of the norms inside a recurrent layer."""
     head_norms: tuple[str, ...] = ()
-    """Of q and k; or none."""
+    """Of q and k; or none. Of ``LATENT``: of a row's latent values."""
     layer: int | None = None
     """Whose attention and cache, or recurrent state, it is about."""
     activation: Activation | None = None
     num_used: int = 0
     """Experts of a row."""
+    routing: RoutingSpec | None = None
+    selection_bias: str = ""
     shared_gate: str = ""
     scale: float = 1.0
     softcap: float | None = None
 
 
 Program = tuple[Op, ...]
+INPUTS = frozenset({Kind.NORM, Kind.NARROW})
+"""What becomes a part of what reads it."""
 WRITES_STATE = frozenset({Kind.QKV, Kind.LATENT, Kind.RECURRENT})
-
-
-def program(spec: ModelSpec) -> Program:
-    """The model's forward pass and the choice of its tokens."""
-    return narrowed(fused(recorded(spec)))
-
-
-def recorded(spec: ModelSpec) -> Program:
-    """As the decoder goes, one operation after the other."""
-    recorder = Recorder()
-    decoder.forward(spec, recorder, None)
-    return tuple(recorder.ops)
-
-
-@define(eq=False)
-class Recorder:
-    """Implements ``Ops[None, int, int]``: a value is the place of the operation that makes it."""
-
-    ops: list[Op] = field(factory=list)
-
-    def embed(self, step: None, weight: str, scale: float) -> int:
-        return self._add(Op(kind=Kind.EMBED, matrices=(f"{weight}.weight",), scale=scale))
-
-    def norm(self, x: int, weight: str, eps: float) -> int:
-        return self._add(Op(kind=Kind.NORM, inputs=(x,), norm=f"{weight}.weight", eps=eps))
-
-    def layer_norm(self, x: int, weight: str, bias: bool, eps: float) -> int:
-        biases = (f"{weight}.bias",) if bias else ()
-        op = Op(kind=Kind.LAYER_NORM, inputs=(x,), norm=f"{weight}.weight", biases=biases, eps=eps)
-        return self._add(op)
-
-    def narrowed(self, x: int) -> int:
-        return self._add(Op(kind=Kind.NARROW, inputs=(x,)))
-
-    def post_norm(self, x: int, weight: str, eps: float) -> int:
-        return self.norm(x, weight, eps)
-
-    def linear(self, step: None, x: int, weight: str, bias: bool) -> int:
-        biases = (f"{weight}.bias",) if bias else ()
-        matrices = (f"{weight}.weight",)
-        return self._add(Op(kind=Kind.LINEAR, inputs=(x,), matrices=matrices, biases=biases))
-
-    def qkv(self, step: None, x: int, layer: LayerSpec, eps: float) -> int:
-        prefix, spec = f"blk.{layer.index}.attn_", layer.attention
-        op = Op(
-            kind=Kind.QKV,
-            inputs=(x,),
-            matrices=tuple(f"{prefix}{part}.weight" for part in "qkv"),
-            biases=tuple(f"{prefix}{part}.bias" for part in "qkv") if spec.bias else (),
-            head_norms=tuple(f"{prefix}{p}_norm.weight" for p in "qk") if spec.qk_norm else (),
-            eps=eps,
-            layer=layer.index,
-        )
-        return self._add(op)
-
-    def attention(self, step: None, q: int, index: int, spec: AttentionSpec) -> int:
-        return self._add(Op(kind=Kind.ATTENTION, inputs=(q,), layer=index))
-
-    def latent_attention(self, step: None, x: int, layer: LayerSpec, eps: float) -> int:
-        return self._add(Op(kind=Kind.LATENT, inputs=(x,), layer=layer.index, eps=eps))
-
-    def short_conv(self, step: None, x: int, layer: LayerSpec) -> int:
-        return self._recurrent(x, layer, ("shortconv.in_proj",), 0.0)
-
-    def delta_net(self, step: None, x: int, layer: LayerSpec, eps: float) -> int:
-        fused = layer.mixer_of(DeltaNetSpec).fused_gates
-        gates = ("ssm_ba",) if fused else ("ssm_beta", "ssm_alpha")
-        return self._recurrent(x, layer, ("attn_qkv", "attn_gate", *gates), eps)
-
-    def mamba2(self, step: None, x: int, layer: LayerSpec, eps: float) -> int:
-        return self._recurrent(x, layer, ("ssm_in",), eps)
-
-    def _recurrent(self, x: int, layer: LayerSpec, names: tuple[str, ...], eps: float) -> int:
-        matrices = tuple(f"blk.{layer.index}.{name}.weight" for name in names)
-        op = Op(kind=Kind.RECURRENT, inputs=(x,), matrices=matrices, layer=layer.index, eps=eps)
-        return self._add(op)
-
-    def gated_ffn(self, step: None, x: int, prefix: str, spec: FeedForwardSpec) -> int:
-        return self._gated(x, (prefix, ""), spec.activation)
-
-    def plain_ffn(self, step: None, x: int, prefix: str, spec: FeedForwardSpec) -> int:
-        matrices = (f"{prefix}ffn_up.weight",)
-        biases = (f"{prefix}ffn_up.bias",) if spec.bias else ()
-        op = Op(
-            kind=Kind.PLAIN,
-            inputs=(x,),
-            matrices=matrices,
-            biases=biases,
-            activation=spec.activation,
-        )
-        return self.linear(step, self._add(op), f"{prefix}ffn_down", spec.bias)
-
-    def experts(self, step: None, x: int, index: int, spec: ExpertsSpec) -> int:
-        prefix, shared = f"blk.{index}.", spec.shared
-        stacks = tuple(f"{prefix}ffn_{part}_exps.weight" for part in ("gate", "up", "down"))
-        op = Op(
-            kind=Kind.EXPERTS,
-            inputs=(x,),
-            matrices=(f"{prefix}ffn_gate_inp.weight", *stacks),
-            activation=spec.activation,
-            num_used=spec.num_used,
-        )
-        if shared is None:
-            return self._add(op)
-        value = self._gated(x, (prefix, "_shexp"), spec.activation)
-        gate = f"{prefix}ffn_gate_inp_shexp.weight" if shared.gated else ""
-        return self._add(evolve(op, inputs=(x, value), shared_gate=gate))
-
-    def _gated(self, x: int, names: tuple[str, str], activation: Activation) -> int:
-        """``names``: what stands before and behind "ffn_gate" and so on."""
-        prefix, suffix = names
-        matrices = tuple(f"{prefix}ffn_{part}{suffix}.weight" for part in ("gate", "up"))
-        gated = Op(kind=Kind.GATED, inputs=(x,), matrices=matrices, activation=activation)
-        return self.linear(None, self._add(gated), f"{prefix}ffn_down{suffix}", False)
-
-    def scaled(self, x: int, factor: float) -> int:
-        return self._add(Op(kind=Kind.SCALED, inputs=(x,), scale=factor))
-
-    def add(self, x: int, y: int) -> int:
-        return self._add(Op(kind=Kind.ADD, inputs=(y, x)))
-
-    def sampled_rows(self, step: None, x: int) -> int:
-        return self._add(Op(kind=Kind.SAMPLED, inputs=(x,)))
-
-    def logits(self, step: None, x: int, weight: str, softcap: float | None) -> int:
-        matrices = (f"{weight}.weight",)
-        return self._add(Op(kind=Kind.LOGITS, inputs=(x,), matrices=matrices, softcap=softcap))
-
-    def sample(self, step: None, logits: int) -> int:
-        return self._add(Op(kind=Kind.SAMPLE, inputs=(logits,)))
-
-    def _add(self, op: Op) -> int:
-        self.ops.append(op)
-        return len(self.ops) - 1
 
 
 def fused(ops: Program) -> Program:
     """The same, without operations of their own for what others can do on the way.
 
-    A norm goes into all that read it; an addition of a product that nothing else reads goes into
-    the product; a factor goes into the addition behind it, or the logits before it.
+    A norm, or that there is none, goes into all that read it; an addition of a product that nothing
+    else reads goes into the product; a factor goes into the addition behind it, or the logits
+    before it.
     """
     readers = _num_readers(ops)
     found: dict[int, Op] = dict(enumerate(ops))
@@ -237,14 +111,22 @@ def fused(ops: Program) -> Program:
         source = found.get(op.inputs[0]) if op.inputs else None
         if source is None:
             continue
-        if source.kind is Kind.NORM:
-            found[place] = evolve(
-                op, inputs=(*source.inputs, *op.inputs[1:]), norm=source.norm, eps=source.eps
-            )
+        if source.kind in INPUTS:
+            inputs = (*source.inputs, *op.inputs[1:])
+            found[place] = _normed(evolve(op, inputs=inputs), source)
         elif readers[op.inputs[0]] == 1 and (joint := _joined(op, source)) is not None:
             found[place] = joint
             del found[op.inputs[0]]
-    return _renumbered({i: op for i, op in found.items() if op.kind is not Kind.NORM})
+    return _renumbered({i: op for i, op in found.items() if op.kind not in INPUTS})
+
+
+def _normed(op: Op, norm: Op) -> Op:
+    """``op`` with the norm that its input has, if it has one."""
+    if norm.kind is Kind.NARROW:
+        return op
+    return evolve(
+        op, norm=norm.norm, norm_bias=norm.norm_bias, is_centred=norm.is_centred, eps=norm.eps
+    )
 
 
 def _joined(op: Op, source: Op) -> Op | None:

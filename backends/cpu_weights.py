@@ -20,7 +20,7 @@ from kvtrio.kernels import cpu_abi as abi
 from kvtrio.model.errors import ModelFileError
 from kvtrio.model.gguf_file import TensorInfo
 from kvtrio.model.layer_tensors import is_matrix
-from kvtrio.model.spec import AttentionSpec, ModelSpec, RopeSpec
+from kvtrio.model.spec import AttentionSpec, LatentAttentionSpec, ModelSpec, RopeSpec
 from kvtrio.model.tensors import needed_tensors
 
 SLICE_BYTES = 8 << 20
@@ -146,7 +146,8 @@ def _vectors(file: TensorFile, spec: ModelSpec) -> Iterator[tuple[str, NDArray[n
         _require(bool(np.isfinite(values).all()), name)
         yield name, values
     for layer in spec.layers:
-        rope = layer.mixer.rope if isinstance(layer.mixer, AttentionSpec) else None
+        mixer = layer.mixer
+        rope = mixer.rope if isinstance(mixer, AttentionSpec | LatentAttentionSpec) else None
         if rope is not None and rope.divisors:
             yield divisors_name(rope), np.array(rope.divisors, np.float32)
 

@@ -33,11 +33,14 @@ def logits(spec: ModelSpec, ops: Ops[Step, Value, Choices], step: Step) -> Value
     """Logits of the sampled rows; the state of every row is written on the way."""
     x = ops.embed(step, "token_embd", spec.embedding_scale)
     for layer in spec.layers:
-        before = x
-        x = ops.add(x, _scaled(ops, _mixer(spec, ops, step, layer, x), spec.residual_scale))
+        mixed = _scaled(ops, _mixer(spec, ops, step, layer, x), spec.residual_scale)
+        if not layer.parallel:
+            x = ops.add(x, mixed)
         if layer.feed_forward is not None:
-            y = _feed_forward(spec, ops, step, layer, before if layer.parallel else x)
+            y = _feed_forward(spec, ops, step, layer, x)
             x = ops.add(x, _scaled(ops, y, spec.residual_scale))
+        if layer.parallel:
+            x = ops.add(x, mixed)
     x = _normed(spec, ops, ops.sampled_rows(step, x), spec.output_norm)
     head = "token_embd" if spec.tied_output else "output"
     return _scaled(ops, ops.logits(step, x, head, spec.final_softcap), spec.logit_scale)

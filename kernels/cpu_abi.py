@@ -1,4 +1,4 @@
-"""``kernels/cpu/kvt.h`` and ``kvt_step.h`` for ctypes: structures, numbers and signatures.
+"""``kernels/cpu/kvt.h``, ``kvt_op.h``, ``kvt_step.h`` for ctypes: structures, numbers, signatures.
 
 The headers say what everything means. ``declare`` compares sizes with the library's own, so that a
 structure that changed on one side only is found at load and not by what it does to memory.
@@ -39,6 +39,9 @@ class OpKind(IntEnum):
     SAMPLE = 8
     RECURRENT = 9
     EXPERTS = 10
+    PLAIN = 11
+    LATENT = 12
+    HEADS = 13
 
 
 class Buffer(IntEnum):
@@ -52,10 +55,19 @@ class Buffer(IntEnum):
 
 
 class Activation(IntEnum):
-    """KVT_SILU, KVT_GELU_TANH."""
+    """KVT_SILU and the following."""
 
     SILU = 1
     GELU_TANH = 2
+    CLAMPED = 3
+
+
+class Scoring(IntEnum):
+    """KVT_SCORE_."""
+
+    CHOSEN = 0
+    SOFTMAX = 1
+    SIGMOID = 2
 
 
 class Mixing(IntEnum):
@@ -95,7 +107,7 @@ class Cache(ctypes.Structure):
         *_fields(c_void_p, "keys values"),
         *_fields(c_int64, "num_blocks"),
         *_fields(c_int32, "key_type value_type block_size kv_heads head_dim value_dim"),
-        *_fields(c_int32, "group reserved"),
+        *_fields(c_int32, "group is_latent"),
     )
 
 
@@ -110,7 +122,8 @@ class Attention(ctypes.Structure):
     _fields_ = (
         *_fields(c_int32, "cache rope num_heads window"),
         *_fields(c_float, "scale softcap"),
-        *_fields(c_int32, "sinks is_gated"),
+        *_fields(c_int32, "sinks is_gated has_joint_norms temperature_length"),
+        *_fields(c_float, "temperature"),
     )
 
 
@@ -129,16 +142,25 @@ class Recurrent(ctypes.Structure):
     )
 
 
+class Routing(ctypes.Structure):
+    _fields_ = (
+        *_fields(c_int32, "scoring is_normalised"),
+        *_fields(c_float, "scale"),
+        *_fields(c_int32, "bias num_groups num_groups_used"),
+    )
+
+
 class Op(ctypes.Structure):
     _fields_ = (
-        *_fields(c_int32, "kind input output norm"),
+        *_fields(c_int32, "kind input output norm norm_bias is_centred"),
         *_fields(c_float, "eps"),
         *_fields(c_int32 * 4, "matrices"),
-        *_fields(c_int32 * 3, "biases"),
+        *_fields(c_int32 * 4, "biases"),
         *_fields(c_int32 * 2, "head_norms"),
         *_fields(c_int32, "attention activation"),
         *_fields(c_float, "scale softcap"),
         *_fields(c_int32, "recurrent num_used is_shared shared_gate"),
+        *_fields(Routing, "routing"),
     )
 
 

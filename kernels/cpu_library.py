@@ -12,7 +12,7 @@ from struct import unpack_from
 
 from kvtrio.kernels.cpu_digest import source_digest
 
-ABI_VERSION = 3
+ABI_VERSION = 4
 """Of ``kvt.h``; both sides change it together."""
 
 FOLDER = Path(__file__).parent / "cpu"

@@ -1,6 +1,6 @@
 """``kernels/cpu/kvt_single.h`` for ctypes: single operations, for tests and measurements."""
 
-from ctypes import CDLL, POINTER, c_double, c_float, c_int32, c_int64, c_void_p
+from ctypes import CDLL, POINTER, Structure, c_double, c_float, c_int32, c_int64, c_void_p
 
 from kvtrio.kernels.cpu_abi import (
     Attention,
@@ -10,12 +10,27 @@ from kvtrio.kernels.cpu_abi import (
     Matrix,
     Recurrent,
     Rope,
+    Routing,
     Signatures,
     State,
     Step,
     Vector,
     sign,
 )
+
+
+class ExpertsCall(Structure):
+    """``kvt_experts_call``."""
+
+    _fields_ = (
+        ("stacks", POINTER(Matrix)),
+        ("biases", c_void_p * 3),
+        ("selection_bias", c_void_p),
+        ("routing", Routing),
+        ("num_used", c_int32),
+        ("activation", c_int32),
+    )
+
 
 FUNCTIONS: Signatures = {
     "kvt_rms_norm": (c_int32, (c_void_p, c_void_p, c_float, c_int64, c_int64, c_void_p)),
@@ -43,10 +58,7 @@ FUNCTIONS: Signatures = {
     ),
     "kvt_experts": (
         c_int32,
-        (
-            c_void_p, POINTER(Matrix), c_int32, c_int32, c_void_p, c_void_p, c_int64, c_void_p,
-            c_void_p,
-        ),
+        (c_void_p, POINTER(ExpertsCall), c_void_p, c_void_p, c_int64, c_void_p, c_void_p),
     ),
     "kvt_cache_write": (c_int32, (POINTER(Cache), c_int64, c_int32, c_void_p, c_void_p)),
     "kvt_cache_copy": (c_int32, (POINTER(Cache), c_int64, c_int64, c_int32)),

@@ -43,7 +43,7 @@ int32_t kvt_rope_rotate(float* x, int64_t rows, int64_t heads, int64_t head_dim,
 
 int32_t kvt_gated(const float* gate, const float* up, int64_t count, int32_t activation,
                   float* out) {
-  if (!gate || !up || !out || (activation != KVT_SILU && activation != KVT_GELU_TANH))
+  if (!gate || !up || !out || !kvt::is_gating(activation))
     return fail(KVT_E_ARGUMENT, "gated");
   std::copy(up, up + count, out);
   kvt::gate_values(out, gate, count, activation);
@@ -96,9 +96,9 @@ int32_t kvt_multiply(kvt_team* team, const kvt_matrix* matrix, const kvt_matrix*
   if (const char* fault = kvt::check_matrix(*matrix)) return fail(KVT_E_ARGUMENT, fault);
   if (gate) {
     if (const char* fault = kvt::check_matrix(*gate)) return fail(KVT_E_ARGUMENT, fault);
-    const bool fits = gate->rows == matrix->rows && gate->cols == matrix->cols && !bias &&
-                      !accumulate && (activation == KVT_SILU || activation == KVT_GELU_TANH);
-    if (!fits) return fail(KVT_E_ARGUMENT, "multiply: a gate of another shape, or with a bias");
+    const bool fits = gate->rows == matrix->rows && gate->cols == matrix->cols &&
+                      !accumulate && kvt::is_gating(activation);
+    if (!fits) return fail(KVT_E_ARGUMENT, "multiply: a gate of another shape, or accumulated");
   }
   const kvt::Matrix up = matrix_of(*matrix);
   const kvt::Matrix gating = gate ? matrix_of(*gate) : up;

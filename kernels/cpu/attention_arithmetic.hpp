@@ -26,6 +26,8 @@ struct Singles {
     x.store(target);
     y.store(target + stride);
   }
+  // The 16 numbers of one key; there is room for them.
+  static void put_turned(const Floats* key, int32_t, float* target) { key->store(target); }
 };
 
 #if defined(__AVX512BF16__)
@@ -51,6 +53,17 @@ struct Pairs {
     Floats first, second;
     zip(x, y, first, second);
     put(target, first, second);
+  }
+  // 32 numbers of two keys, each in pairs; there is room for `count`, a multiple of 16.
+  static void put_turned(const Floats* keys, int32_t count, float* target) {
+    const __m512i a = _mm512_castps_si512(keys[0].lanes), b = _mm512_castps_si512(keys[1].lanes);
+    const __mmask32 odd = 0xaaaaaaaa;
+    const Floats low{_mm512_castsi512_ps(_mm512_mask_mov_epi16(a, odd, _mm512_slli_epi32(b, 16)))};
+    const Floats high{_mm512_castsi512_ps(_mm512_mask_mov_epi16(_mm512_srli_epi32(a, 16), odd, b))};
+    Floats first, second;
+    zip(low, high, first, second);
+    first.store(target);
+    if (count > 16) second.store(target + 16);
   }
 };
 

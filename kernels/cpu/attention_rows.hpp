@@ -127,7 +127,7 @@ inline void prepare_q(const RowBlock& block, const RowMemory& memory) {
     const float* const q = shape.call->q + block.index(r) * dim;
     for (int32_t i = 0; i < dim; ++i) row[i] = q[i] * shape.q_factor;
     std::fill(row + dim, row + padded, 0.0f);
-    if (is_rotated(shape.layout.key_type)) hadamard(row, dim);
+    if (is_rotated(shape.layout.key_type)) hadamard(row, dim, key_rotation(shape.layout));
     float* const lanes = memory.q + r * shape.q_stride;
     for (int32_t i = 0; i < padded; i += 32) {
       Arithmetic::put(lanes + i / Arithmetic::kPerLane, Floats::load(row + i),
@@ -163,7 +163,7 @@ inline void finish_row(const AttentionShape& shape, int64_t index, RowTotal tota
   }
   const float inverse = 1.0f / total.weight;
   for (int32_t i = 0; i < dim; ++i) sums[i] *= inverse;
-  if (is_rotated(shape.layout.value_type)) hadamard(sums, dim);
+  if (is_rotated(shape.layout.value_type)) hadamard(sums, dim, value_rotation(shape.layout));
   std::copy_n(sums, dim, call.out + index * dim);
 }
 

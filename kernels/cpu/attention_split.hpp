@@ -1,6 +1,7 @@
 // A block of rows over the tiles of one split.
 #pragma once
 
+#include "attention_latent.hpp"
 #include "attention_rows.hpp"
 #include "attention_strips.hpp"
 
@@ -33,12 +34,14 @@ inline void expand_tile(const RowBlock& block, int64_t tile, const Strips& strip
     prefetch(next.keys[i], shape.key_bytes);
     prefetch(next.values[i], shape.value_bytes);
     float* const values = memory.values + i * strip_lanes;
-    if (strips.keys[i]) {
-      expand_keys<key_type>(strips.keys[i], shape.layout.head_dim, memory.keys + i * kStrip, kTile);
-      expand_values<value_type>(strips.values[i], shape.width, values);
-    } else {
+    float* const keys = memory.keys + i * kStrip;
+    if (!strips.keys[i]) {
       std::fill_n(values, strip_lanes, 0.0f);
+      continue;
     }
+    expand_keys<key_type>(strips.keys[i], shape.layout.head_dim, keys, kTile);
+    if (shape.layout.is_latent) turn_keys<Values>(keys, shape.layout.head_dim, shape.width, values);
+    else expand_values<value_type>(strips.values[i], shape.width, values);
   }
   clear_values<Values>(block, tile, memory.values);
 }
@@ -98,7 +101,7 @@ inline void attend_rows(const RowBlock& block, int64_t tile, const Strips& strip
   using Values = typename ArithmeticOf<value_type>::Type;
   if constexpr (kIsDirect<key_type> && kIsDirect<value_type>) {
     const bool is_whole = strips.keys[0] && (tile + 1) * kTile <= block.last_key() + 1;
-    if (is_whole && block.num_rows() <= kTileRows) {
+    if (is_whole && block.num_rows() <= kTileRows && !block.shape->layout.is_latent) {
       return attend_direct<key_type, value_type>(block, tile, strips, next, memory);
     }
   }

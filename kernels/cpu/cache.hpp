@@ -13,6 +13,8 @@
 // 32 dimensions (the last group may be shorter); the numbers are GGUF's. A Q4_0 byte holds two
 // neighbouring dimensions, the even one in its low bits. Quantised keys or values are rotated by a
 // Hadamard matrix over the largest power of two that divides the head size, which spreads outliers.
+// In a latent cache a key's first value_dim numbers are the value, and there are no values besides;
+// there the power of two divides both sizes.
 // Two threads may write two places of one block at the same time.
 #pragma once
 
@@ -31,6 +33,7 @@ struct CacheLayout {
   int32_t kv_heads;
   int32_t head_dim;   // even
   int32_t value_dim;  // even
+  bool is_latent;     // value_type is key_type then
 };
 
 struct Cache {
@@ -44,7 +47,7 @@ inline int64_t key_block_bytes(const CacheLayout& layout);
 inline int64_t value_block_bytes(const CacheLayout& layout);
 
 // Store one token at a place of a block. k f32 [kv_heads][head_dim], after rope; v f32
-// [kv_heads][value_dim].
+// [kv_heads][value_dim], of a latent cache not read.
 inline void cache_write(const Cache& cache, int64_t block, int32_t place, const float* k,
                         const float* v);
 

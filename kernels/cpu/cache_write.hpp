@@ -39,6 +39,7 @@ inline bool is_supported(const CacheLayout& layout) {
   const auto is_dim = [](int32_t dim) { return dim >= 2 && dim <= kMaxHeadDim && dim % 2 == 0; };
   return layout.block_size > 0 && layout.block_size % kStrip == 0 && layout.kv_heads > 0 &&
          is_dim(layout.head_dim) && is_dim(layout.value_dim) &&
+         (!layout.is_latent || layout.value_dim <= layout.head_dim) &&
          strip_number_bytes(layout.key_type, 2) > 0 && strip_number_bytes(layout.value_type, 2) > 0;
 }
 
@@ -46,7 +47,16 @@ inline int64_t key_strip_bytes(const CacheLayout& layout) {
   return strip_bytes(layout.key_type, layout.head_dim);
 }
 inline int64_t value_strip_bytes(const CacheLayout& layout) {
+  if (layout.is_latent) return 0;
   return strip_bytes(layout.value_type, padded_dim(layout.value_dim));
+}
+
+// Numbers that are rotated together, of keys and of values.
+inline int32_t key_rotation(const CacheLayout& layout) {
+  return rotation_size(layout.is_latent ? layout.head_dim | layout.value_dim : layout.head_dim);
+}
+inline int32_t value_rotation(const CacheLayout& layout) {
+  return layout.is_latent ? key_rotation(layout) : rotation_size(layout.value_dim);
 }
 
 inline int64_t key_block_bytes(const CacheLayout& layout) {
@@ -109,8 +119,8 @@ inline void quantise_q4(const float* row, int32_t dim, StoredRow& out) {
 }
 
 // `row` has padded_dim(dim) numbers, zero behind dim; rotated in place where the type wants it.
-inline void encode_row(int32_t type, float* row, int32_t dim, StoredRow& out) {
-  if (is_rotated(type)) hadamard(row, dim);
+inline void encode_row(int32_t type, float* row, int32_t dim, int32_t rotation, StoredRow& out) {
+  if (is_rotated(type)) hadamard(row, dim, rotation);
   const int32_t padded = padded_dim(dim);
   if (type == KV_F16) round_to_half(row, padded, out);
   if (type == KV_Q8_0) quantise_q8(row, padded, out);
@@ -177,10 +187,11 @@ inline void cache_write(const Cache& cache, int64_t block, int32_t place, const 
   for (int64_t head = 0; head < layout.kv_heads; ++head) {
     const int64_t at = (block * layout.kv_heads + head) * strips + strip;
     std::fill(std::copy_n(k + head * key_dim, key_dim, row), row + padded_dim(key_dim), 0.0f);
-    encode_row(layout.key_type, row, key_dim, stored);
+    encode_row(layout.key_type, row, key_dim, key_rotation(layout), stored);
     put_key(layout.key_type, cache.keys + at * key_bytes, key_dim, place % kStrip, row, stored);
+    if (layout.is_latent) continue;
     std::fill(std::copy_n(v + head * value_dim, value_dim, row), row + padded_dim(value_dim), 0.0f);
-    encode_row(layout.value_type, row, value_dim, stored);
+    encode_row(layout.value_type, row, value_dim, value_rotation(layout), stored);
     put_value(layout.value_type, cache.values + at * value_bytes, padded_dim(value_dim),
               place % kStrip, row, stored);
   }
@@ -202,6 +213,7 @@ inline void copy_strips(uint8_t* pool, int64_t block_bytes, const CacheLayout& l
 inline void cache_copy(const Cache& cache, int64_t source, int64_t target, int32_t num_tokens) {
   const int64_t blocks[2] = {source, target};
   copy_strips(cache.keys, key_block_bytes(cache.layout), cache.layout, blocks, num_tokens);
+  if (cache.layout.is_latent) return;
   copy_strips(cache.values, value_block_bytes(cache.layout), cache.layout, blocks, num_tokens);
 }
 

@@ -1,24 +1,25 @@
 // Feed-forwards of which each row uses a few: sizes, memory, and the order of rows.
 //
-// 1. A row's experts are those with the largest logits (of equal ones the first), their weights the
-//    softmax over those. They are added in the order of their numbers, so a row gets the same bits
-//    whoever shares the step.
+// 1. A row's experts (experts_routing.hpp) are added in the order of their numbers, so a row gets
+//    the same bits whoever shares the step.
 // 2. Rows are sorted by expert, and each expert's matrices are multiplied with all of its rows at
 //    once. A place is a row in that order; an expert's first place is a multiple of six, because
 //    inputs of products come in blocks of six (input.hpp). Places between have no row.
 #pragma once
 
-#include <cmath>
-
+#include "experts_routing.hpp"
 #include "multiply.hpp"
 
 namespace kvt {
 
-// gate and up [size, cols], down [out, size] are those of expert 0; the others' follow.
+// gate and up [size, cols], down [out, size] are those of expert 0; the others' follow, like their
+// biases.
 struct Experts {
   Matrix gate, up, down;
   int64_t num_experts, num_used;
   int32_t activation;
+  Routing routing;
+  const float* biases[3];  // of gate, up, down, or null
 
   uint32_t forms() const { return input_form(gate.type) | input_form(up.type); }
   // Most places of n rows.
@@ -81,24 +82,6 @@ struct Places {
 
 inline int64_t experts_worker_bytes(const Experts& experts, int64_t n) {
   return 4 * (3 * experts.num_experts + 2 * kInputRows * experts.num_blocks(n));
-}
-
-// The largest logits of one row [num_experts]: experts ascending, and their softmax.
-inline void choose_row(const Experts& experts, const float* logits, int32_t* chosen,
-                       float* weights) {
-  const int64_t used = experts.num_used;
-  for (int64_t e = 0; e < experts.num_experts; ++e) {
-    int64_t place = std::min(e, used);
-    while (place > 0 && logits[e] > logits[chosen[place - 1]]) --place;
-    if (place == used) continue;
-    for (int64_t k = std::min(e, used - 1); k > place; --k) chosen[k] = chosen[k - 1];
-    chosen[place] = static_cast<int32_t>(e);
-  }
-  const float largest = logits[chosen[0]];
-  float sum = 0.0f;
-  for (int64_t k = 0; k < used; ++k) sum += std::exp(logits[chosen[k]] - largest);
-  std::sort(chosen, chosen + used);
-  for (int64_t k = 0; k < used; ++k) weights[k] = std::exp(logits[chosen[k]] - largest) / sum;
 }
 
 inline Places sort_rows(const Experts& experts, const ExpertsMemory& memory, int64_t n,

@@ -24,6 +24,11 @@ inline Matrix expert_of(const Matrix& first, int64_t expert) {
   return matrix;
 }
 
+// Of an expert, where the stack has biases.
+inline const float* bias_of(const float* biases, const Matrix& matrix, int64_t expert) {
+  return biases ? biases + expert * matrix.rows : nullptr;
+}
+
 // Panels of one item: enough work for a run, but four items per thread.
 inline int64_t item_panels(const Worker& worker, const Matrix& matrix, int64_t rows,
                            int64_t num_stacked) {
@@ -44,8 +49,14 @@ inline void raise_item(const ExpertsRun& run, const Places& places, const Input&
                        int32_t expert, int64_t first, int64_t end) {
   const Experts& experts = *run.experts;
   const Matrix gate = expert_of(experts.gate, expert), up = expert_of(experts.up, expert);
-  const Product product{&up,   &gate, run.memory.hidden, up.rows, nullptr, false,
-                        experts.activation};
+  const Product product{&up,
+                        &gate,
+                        run.memory.hidden,
+                        up.rows,
+                        bias_of(experts.biases[1], up, expert),
+                        false,
+                        experts.activation,
+                        bias_of(experts.biases[0], gate, expert)};
   const int64_t last_row = places.firsts[expert] + places.counts[expert];
   const int64_t step = fitting_rows(up.cols);
   for (int64_t row = places.firsts[expert]; row < last_row; row += step) {
@@ -68,7 +79,8 @@ inline void lower_unit(const ExpertsRun& run, const Places& places, const Input&
     for (int64_t i = 0; i < rows; ++i) {
       float* out = run.out + places.rows[first + i] * down.rows + column;
       const float weight = places.weights[first + i];
-      const float* values = sums + i * kPanelRows;
+      float* values = sums + i * kPanelRows;
+      add_bias(values, unit.product->bias ? unit.product->bias + column : nullptr, count);
       for (int64_t k = 0; k < count; ++k) out[k] += values[k] * weight;
     }
   }
@@ -88,7 +100,8 @@ inline void lower_item(const ExpertsRun& run, const Places& places, const Input&
   for (int64_t i = 0; i < places.num_active; ++i) {
     const int32_t expert = places.active[i];
     const Matrix down = expert_of(stack, expert);
-    const Product product{&down, nullptr, run.out, down.rows, nullptr, false, kNoActivation};
+    const float* bias = bias_of(run.experts->biases[2], down, expert);
+    const Product product{&down, nullptr, run.out, down.rows, bias, false, kNoActivation};
     const int64_t last_row = places.firsts[expert] + places.counts[expert];
     for (int64_t row = places.firsts[expert]; row < last_row; row += step) {
       for (int64_t panel = first; panel < end; ++panel) {
@@ -144,9 +157,11 @@ inline void lower_rows(Worker& worker, const ExpertsRun& run, const Places& plac
 inline void apply_experts(Worker& worker, const ExpertsRun& run) {
   const Experts& experts = *run.experts;
   for (int64_t row; (row = worker.take(run.n)) >= 0;) {
-    choose_row(experts, run.memory.logits + row * experts.num_experts,
-               run.memory.chosen + row * experts.num_used,
-               run.memory.weights + row * experts.num_used);
+    choose_row(experts.routing, {run.memory.logits + row * experts.num_experts,
+                                 experts.num_experts, experts.num_used,
+                                 run.memory.chosen + row * experts.num_used,
+                                 run.memory.weights + row * experts.num_used,
+                                 reinterpret_cast<float*>(worker.scratch)});
   }
   worker.barrier();
   const Places places = sort_rows(experts, run.memory, run.n, worker.scratch);

@@ -9,10 +9,9 @@ namespace kvt {
 // Largest power of two that divides `dim`.
 inline int32_t rotation_size(int32_t dim) { return dim & -dim; }
 
-// Rotate each run of rotation_size(dim) numbers of row[dim] in place, in one fixed order of
-// operations. Rotating q and k alike leaves q k as it is; what is summed rotated is rotated back.
-inline void hadamard(float* row, int32_t dim) {
-  const int32_t size = rotation_size(dim);
+// Rotate each run of `size` numbers of row[dim] in place, in one fixed order of operations.
+// Rotating q and k alike leaves q k as it is; what is summed rotated is rotated back.
+inline void hadamard(float* row, int32_t dim, int32_t size) {
   for (int32_t width = 1; width < size; width *= 2) {
     for (int32_t first = 0; first < dim; first += 2 * width) {
       float* const low = row + first;

@@ -1,5 +1,5 @@
-/* The C interface of the CPU kernels: with kvt_step.h and kvt_single.h, all that Python sees. One
- * library per instruction set has it.
+/* The C interface of the CPU kernels: with kvt_op.h, kvt_step.h and kvt_single.h, all that Python
+ * sees. One library per instruction set has it.
  *
  * 1. Structures hold fixed-width fields, in order of size, without hidden padding on any 64-bit
  *    machine; kvt_struct_bytes() lets a caller check its own declarations.
@@ -19,6 +19,8 @@
 
 #include <stdint.h>
 
+#include "kvt_op.h"
+
 #if defined(_WIN32)
 #define KVT_API __declspec(dllexport)
 #else
@@ -29,7 +31,7 @@
 extern "C" {
 #endif
 
-#define KVT_ABI_VERSION 3
+#define KVT_ABI_VERSION 4
 
 enum {
   KVT_OK = 0,
@@ -88,10 +90,10 @@ typedef struct {        /* a packed matrix, or a stack of them, one behind the o
   const uint8_t* data;  /* aligned to 64 */
   int64_t bytes;        /* at data: must be what kvt_packed_bytes() says, times the stack */
   int32_t type;
-  int32_t stack;        /* matrices, 1 or more; only EXPERTS multiplies with more than one */
+  int32_t stack;        /* matrices, 1 or more: one per expert, or per head; else there is one */
 } kvt_matrix;
 
-typedef struct { /* norm weight, bias, rope factors, sinks */
+typedef struct { /* norm weight, bias (of a stack: one behind the other), rope factors, sinks */
   const float* data;
   int64_t size;
 } kvt_vector;
@@ -109,7 +111,8 @@ typedef struct { /* K and V of one layer: num_blocks blocks of block_size tokens
   int32_t head_dim;
   int32_t value_dim;
   int32_t group;          /* index of its block tables in a step */
-  int32_t reserved;       /* 0 */
+  int32_t is_latent;      /* 1: a key's first value_dim numbers are the value; values and value_type
+                             are not read */
 } kvt_cache;
 
 /* Bytes of one block of one layer; KVT_E_TYPE or KVT_E_ARGUMENT for what is not supported. Only
@@ -176,69 +179,10 @@ typedef struct { /* attention of one layer */
   int32_t sinks;        /* vector [num_heads] or -1 */
   int32_t is_gated;     /* 1: q's matrix yields q and gate, head by head; the output is multiplied
                            by sigmoid(gate); value_dim is head_dim */
+  int32_t has_joint_norms; /* 1: head norms are of all heads together, [heads * head_dim] */
+  int32_t temperature_length; /* 0: none; else q at position p, rotated, is multiplied by */
+  float temperature;    /* 1 + temperature * ln(1 + floor(p / temperature_length)) */
 } kvt_attention;
-
-enum { KVT_SILU = 1, KVT_GELU_TANH = 2 }; /* 0: none */
-
-enum { /* activations, float32 */
-  KVT_RESIDUAL = 0,  /* [N, hidden]: the residual stream */
-  KVT_QUERY = 1,     /* [N, heads * head_dim]: q, rotated */
-  KVT_ATTENDED = 2,  /* [N, heads * value_dim]: of attention or a recurrent layer */
-  KVT_HIDDEN = 3,    /* [N, feed-forward size]: act(gate) * up */
-  KVT_BRANCH = 4     /* [N, hidden]: a branch that is added by an op of its own */
-};
-
-/* What an op does; fields that are not named are -1 (indices) or 0.
- *
- * Where `norm` is a vector, the input enters as input / sqrt(mean(input^2) + eps) * norm.
- * Products add their bias (if any), then the changes of the step's adapters to that matrix.
- */
-enum {
-  KVT_OP_EMBED = 0,     /* RESIDUAL = rows of matrices[0] for the tokens, times scale */
-  KVT_OP_QKV = 1,       /* input RESIDUAL; q, k, v = products with matrices[0..2] and biases[0..2];
-                           q and k through head_norms[0..1] with eps (per head; -1: not), then
-                           through the rope of `attention`; k, v into its cache; q to QUERY */
-  KVT_OP_ATTENTION = 2, /* ATTENDED = attention of QUERY by `attention` */
-  KVT_OP_LINEAR = 3,    /* output (RESIDUAL: added to it; BRANCH: set) from input by matrices[0] */
-  KVT_OP_GATED = 4,     /* HIDDEN = act(input matrices[0]^T) * (input matrices[1]^T): gate, up */
-  KVT_OP_ADD = 5,       /* RESIDUAL += scale * BRANCH, or of its norm (post-norm), eps */
-  KVT_OP_SAMPLED = 6,   /* from here on the rows are the M sampled ones (RESIDUAL, and what QKV or
-                           RECURRENT has just written, are narrowed); before LOGITS, or earlier:
-                           right behind the last op that writes a state, the last layer computes
-                           nothing that nobody reads */
-  KVT_OP_LOGITS = 7,    /* the logits: RESIDUAL by matrices[0], then softcap * tanh(x / softcap) if
-                           softcap > 0, then times scale */
-  KVT_OP_SAMPLE = 8,    /* the results that the step asks for, from the logits */
-  KVT_OP_RECURRENT = 9, /* ATTENDED = the layer `recurrent` on the products of RESIDUAL with matrices,
-                           one behind the other: short convolution b, c, x; delta net q, k, v (one
-                           matrix), z, and the gates in one matrix or two; state space z, x, B, C and
-                           dt in one; eps of its norms */
-  KVT_OP_EXPERTS = 10   /* BRANCH = the sum over the num_used experts with the largest products with
-                           matrices[0] (the router) of weight * (act(gate) * up) matrices[3]^T,
-                           gate and up from RESIDUAL by matrices[1] and [2]: stacks, a matrix per
-                           expert. The weights are the softmax over those largest products.
-                           With is_shared, plus what BRANCH held before, which counts
-                           sigmoid(shared_gate . input) times if shared_gate is a vector */
-};
-
-typedef struct {
-  int32_t kind;
-  int32_t input;         /* buffer: LINEAR (ATTENDED or HIDDEN) */
-  int32_t output;        /* buffer: LINEAR */
-  int32_t norm;          /* vector: QKV, LINEAR, GATED, ADD, LOGITS, RECURRENT, EXPERTS */
-  float eps;             /* of norm, head_norms, and norms of a recurrent layer */
-  int32_t matrices[4];
-  int32_t biases[3];     /* vectors */
-  int32_t head_norms[2]; /* vectors [head_dim] */
-  int32_t attention;     /* index: QKV, ATTENTION */
-  int32_t activation;    /* GATED, EXPERTS */
-  float scale;           /* EMBED, ADD, LOGITS */
-  float softcap;         /* LOGITS */
-  int32_t recurrent;     /* index: RECURRENT */
-  int32_t num_used;      /* EXPERTS */
-  int32_t is_shared;     /* EXPERTS: 0 or 1 */
-  int32_t shared_gate;   /* EXPERTS: vector [hidden] or -1 */
-} kvt_op;
 
 typedef struct {
   const kvt_matrix* matrices;

@@ -34,11 +34,18 @@ KVT_API int32_t kvt_multiply(kvt_team* team, const kvt_matrix* matrix, const kvt
 /* The same with 1 to 3 matrices that share x, in one stage; out[i] [n, rows of matrix i]. */
 KVT_API int32_t kvt_multiply_many(kvt_team* team, const kvt_matrix* matrices, int32_t num_matrices,
                                   const float* x, int64_t n, float* const* out);
-/* Experts from their router's logits: stacks gate, up, down; x [n, cols], logits [n, stack] -> out
- * [n, rows of down]. factors [n] or null: what out held counts so many times, else nothing. */
-KVT_API int32_t kvt_experts(kvt_team* team, const kvt_matrix* stacks, int32_t num_used,
-                            int32_t activation, const float* logits, const float* x, int64_t n,
-                            const float* factors, float* out);
+typedef struct {               /* experts by themselves; vectors are float32 */
+  const kvt_matrix* stacks;    /* gate, up, down */
+  const float* biases[3];      /* of gate, up, down: [stack, rows] each, or null */
+  const float* selection_bias; /* [stack] or null; the index in `routing` is not read */
+  kvt_routing routing;
+  int32_t num_used, activation;
+} kvt_experts_call;
+
+/* Experts from their router's logits: x [n, cols], logits [n, stack] -> out [n, rows of down].
+ * factors [n] or null: what out held counts so many times, else nothing. */
+KVT_API int32_t kvt_experts(kvt_team* team, const kvt_experts_call* call, const float* logits,
+                            const float* x, int64_t n, const float* factors, float* out);
 /* One token's k [kv_heads, head_dim] and v [kv_heads, value_dim] into place `place` of a block. */
 KVT_API int32_t kvt_cache_write(const kvt_cache* cache, int64_t block, int32_t place,
                                 const float* k, const float* v);

@@ -26,7 +26,7 @@ enum Type : int32_t {
   kQ4_K = 12, kQ5_K = 13, kQ6_K = 14, kIQ4_NL = 20, kIQ4_XS = 23, kBF16 = 30, kMXFP4 = 39,
 };
 
-enum Activation : int32_t { kNoActivation = 0, kSilu = 1, kGeluTanh = 2 };
+enum Activation : int32_t { kNoActivation = 0, kSilu = 1, kGeluTanh = 2, kClamped = 3 };
 
 constexpr int64_t kPanelRows = 32;
 
@@ -84,8 +84,9 @@ void input_prepare(const Input& input, const float* x, int64_t stride, int64_t f
                    int64_t count);
 
 // out[i * stride + r] = (x W^T)[i][r] (+ bias[r]) (+ the old value, if accumulate) for all rows i
-// of the input. With a gate: out = act(x gate^T) * (x W^T), where gate has the matrix's rows and
-// cols (types may differ) and there is neither bias nor accumulate.
+// of the input. With a gate: out = act(x gate^T + gate bias) * (x W^T + bias), where gate has the
+// matrix's rows and cols (types may differ) and nothing is accumulated. Without one, but with an
+// activation: out = act(x W^T + bias), the same.
 struct Product {
   const Matrix* matrix;
   const Matrix* gate;  // or null
@@ -93,14 +94,19 @@ struct Product {
   int64_t stride;      // floats between rows of out
   const float* bias;   // float32 [rows], or null
   bool accumulate;
-  int32_t activation;  // Activation; with a gate only
+  int32_t activation;  // Activation
+  const float* gate_bias = nullptr;
 };
 
 // A stage: all threads call it with the same arguments, and a barrier follows. The products share
 // one input.
 void multiply(Worker& worker, const Input& input, const Product* products, int num_products);
 
-// up[i] *= act(gate[i]): what a product with a gate does, for gates that adapters have changed.
+// up[i] *= act(gate[i]): what a product with a gate does, for gates that adapters have changed;
+// clamped: up[i] becomes what Activation says.
 void gate_values(float* up, const float* gate, int64_t count, int32_t activation);
+
+// x[i] = act(x[i]), not clamped.
+void activate_values(float* x, int64_t count, int32_t activation);
 
 }  // namespace kvt

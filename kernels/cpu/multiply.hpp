@@ -48,13 +48,20 @@ inline void multiply_block(const Input& input, const Matrix& matrix, const Unit&
                                    matrix.cols, sums, fetch_for(matrix, unit, tile)});
 }
 
-inline void finish_panel(const Unit& unit, float* sums, const float* gates, float* out) {
+inline void finish_panel(const Unit& unit, float* sums, float* gates, float* out) {
   const Product& product = *unit.product;
   const int64_t row = unit.panel * kPanelRows;
   const int64_t count = std::min(kPanelRows, product.matrix->rows - row);
-  if (gates) gate_values(sums, gates, kPanelRows, product.activation);
   const float* bias = product.bias ? product.bias + row : nullptr;
-  finish(sums, bias, product.accumulate, count, out + row);
+  if (!product.activation) return finish(sums, bias, product.accumulate, count, out + row);
+  add_bias(sums, bias, count);
+  if (gates) {
+    add_bias(gates, product.gate_bias ? product.gate_bias + row : nullptr, count);
+    gate_values(sums, gates, kPanelRows, product.activation);
+  } else {
+    activate_values(sums, kPanelRows, product.activation);
+  }
+  finish(sums, nullptr, false, count, out + row);
 }
 
 // A panel with a unit's rows, six at a time.

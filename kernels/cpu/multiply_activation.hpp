@@ -27,6 +27,18 @@ inline Floats activate(Floats x, int32_t activation) {
   return activation == kGeluTanh ? gelu_tanh(x) : x;
 }
 
+// gpt-oss: gate sigmoid(1.702 gate) (up + 1), gate at most 7 and up within 7 of 0; NaN stays NaN.
+inline Floats clamped(Floats gate, Floats up) {
+  const Floats limit = Floats::all(7.0f);
+  gate = min(limit, gate);
+  up = max(Floats::zero() - limit, min(limit, up));
+  return times_sigmoid(gate, gate * Floats::all(1.702f * kLog2E)) * (up + Floats::all(1.0f));
+}
+
+inline Floats gated(Floats gate, Floats up, int32_t activation) {
+  return activation == kClamped ? clamped(gate, up) : activate(gate, activation) * up;
+}
+
 constexpr int kFloats = 16;  // in one value of the type Floats
 
 // Call change(place, count) for sixteen values at a time; the last count may be smaller.
@@ -53,8 +65,20 @@ inline void store_some(Floats value, float* target, int count) {
 
 inline void gate_values(float* up, const float* gate, int64_t count, int32_t activation) {
   for_lanes(count, [&](int64_t i, int n) {
-    const Floats active = activate(load_some(gate + i, n), activation);
-    store_some(active * load_some(up + i, n), up + i, n);
+    store_some(gated(load_some(gate + i, n), load_some(up + i, n), activation), up + i, n);
+  });
+}
+
+inline void activate_values(float* x, int64_t count, int32_t activation) {
+  for_lanes(count, [&](int64_t i, int n) {
+    store_some(activate(load_some(x + i, n), activation), x + i, n);
+  });
+}
+
+// x += bias, or null.
+inline void add_bias(float* x, const float* bias, int64_t count) {
+  for_lanes(bias ? count : 0, [&](int64_t i, int n) {
+    store_some(load_some(x + i, n) + load_some(bias + i, n), x + i, n);
   });
 }
 

@@ -47,6 +47,26 @@ inline void rms_norm_row(const float* x, const float* weight, float eps, int64_t
   for (int64_t i = 0; i < size; ++i) out[i] = x[i] * factor * weight[i];
 }
 
+// Sum in four vectors, like sum_of_squares.
+inline float sum_of_values(const float* x, int64_t size) {
+  Floats sums[4] = {Floats::zero(), Floats::zero(), Floats::zero(), Floats::zero()};
+  int64_t i = 0;
+  for (; i + 4 * kWidth <= size; i += 4 * kWidth) {
+    for (int64_t k = 0; k < 4; ++k) sums[k] = sums[k] + Floats::load(x + i + k * kWidth);
+  }
+  for (; i < size; i += kWidth) sums[0] = sums[0] + load_some(x + i, size - i);
+  return sum((sums[0] + sums[1]) + (sums[2] + sums[3]));
+}
+
+// out = (x - mean) / sqrt(mean((x - mean)^2) + eps) * weight (+ bias, or null); out may be x.
+inline void layer_norm_row(const float* x, const float* weight, const float* bias, float eps,
+                           int64_t size, float* out) {
+  const float mean = sum_of_values(x, size) / static_cast<float>(size);
+  for (int64_t i = 0; i < size; ++i) out[i] = x[i] - mean;
+  rms_norm_row(out, weight, eps, size, out);
+  for (int64_t i = 0; bias && i < size; ++i) out[i] += bias[i];
+}
+
 // target += scale * norm of x.
 inline void add_norm_row(const float* x, const float* weight, float eps, float scale, int64_t size,
                          float* target) {
@@ -66,6 +86,13 @@ inline void softcap_values(float* x, int64_t count, float cap) {
     const Floats value = load_some(x + i, count - i);
     store_some(x + i, tanh(value * inverse) * factor, count - i);
   }
+}
+
+// What queries at a position are multiplied by (Mistral 3).
+inline float temperature_at(const kvt_attention& attention, int64_t position) {
+  if (attention.temperature_length == 0) return 1.0f;
+  const auto steps = static_cast<double>(position / attention.temperature_length);
+  return static_cast<float>(1.0 + static_cast<double>(attention.temperature) * std::log1p(steps));
 }
 
 // A kind of rope: per pair its angle at position 1, in double: at position 100,000 a float32 angle

@@ -149,6 +149,8 @@ inline int num_products(const kvt_op& op) {
     case KVT_OP_LINEAR:
     case KVT_OP_LOGITS:
     case KVT_OP_EXPERTS:
+    case KVT_OP_PLAIN:
+    case KVT_OP_LATENT:
       return 1;
     default:
       return 0;
@@ -157,8 +159,14 @@ inline int num_products(const kvt_op& op) {
 
 inline Experts experts_of(const kvt_model& model, const kvt_op& op) {
   const Matrix& gate = model.matrix(op.matrices[1]);
-  return {gate, model.matrix(op.matrices[2]), model.matrix(op.matrices[3]), gate.stack,
-          op.num_used, op.activation};
+  return {gate,
+          model.matrix(op.matrices[2]),
+          model.matrix(op.matrices[3]),
+          gate.stack,
+          op.num_used,
+          op.activation,
+          {op.routing, model.vector(op.routing.bias)},
+          {model.vector(op.biases[1]), model.vector(op.biases[2]), model.vector(op.biases[3])}};
 }
 
 inline int64_t query_width(const kvt_model& model, const kvt_attention& attention) {

@@ -15,8 +15,8 @@ inline void Runner::experts(const kvt_op& op, const OpPlan& plan) {
   experts_bind(experts, num_rows(), model_.memory.experts.data(), &run.memory);
   // All threads read each row as float32, normed.
   const Input input = prepare_shared(op, plan, residual);
-  const Product product{&router, nullptr, run.memory.logits, router.rows,
-                        nullptr, false,   kNoActivation};
+  const Product product{&router, nullptr, run.memory.logits, router.rows, model_.vector(op.biases[0]),
+                        false, kNoActivation};
   multiply(worker_, input, &product, 1);
   barrier(KVT_PROFILE_PREPARE);
   const Output output{op.matrices[0], run.memory.logits, router.rows};

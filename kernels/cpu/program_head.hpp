@@ -7,7 +7,7 @@
 // neighbours change nothing.
 #pragma once
 
-#include "program_run.hpp"
+#include "program_input.hpp"
 
 namespace kvt {
 
@@ -42,7 +42,7 @@ inline void Runner::refine_row(const kvt_op& op, int64_t row) {
   float* const weights = room.data() + size;
   const float* x = model_.buffer(KVT_RESIDUAL) + row * size;
   if (op.norm >= 0) {
-    rms_norm_row(x, model_.vector(op.norm), op.eps, size, room.data());
+    norm_row(op, x, size, room.data());
     x = room.data();
   }
   for (int64_t i = 0; i < count; ++i) {

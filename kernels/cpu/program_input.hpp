@@ -15,6 +15,13 @@ inline Input Runner::prepare(const kvt_op& op, const OpPlan& plan, const float* 
   return is_small && !is_kept ? prepare_own(op, plan, x) : prepare_shared(op, plan, x);
 }
 
+// The op's own norm.
+inline void Runner::norm_row(const kvt_op& op, const float* x, int64_t size, float* out) const {
+  const float* weight = model_.vector(op.norm);
+  if (op.is_centred) layer_norm_row(x, weight, model_.vector(op.norm_bias), op.eps, size, out);
+  else rms_norm_row(x, weight, op.eps, size, out);
+}
+
 // What adapters read: [n, cols].
 inline const float* Runner::plain_input(const kvt_op& op, const float* x) const {
   return op.norm < 0 ? x : model_.memory.normed.as<float>();
@@ -31,8 +38,7 @@ inline Input Runner::prepare_own(const kvt_op& op, const OpPlan& plan, const flo
   } else {
     const int64_t stride = memory.own_row_bytes / 4;
     for (int64_t row = 0; row < num_rows(); ++row) {
-      rms_norm_row(x + row * plan.cols, model_.vector(op.norm), op.eps, plan.cols,
-                   normed + row * stride);
+      norm_row(op, x + row * plan.cols, plan.cols, normed + row * stride);
     }
     input_prepare(input, normed, stride, 0, num_rows());
   }
@@ -50,8 +56,7 @@ inline Input Runner::prepare_shared(const kvt_op& op, const OpPlan& plan, const 
     const int64_t first = i * kItemRows;
     const int64_t count = std::min(kItemRows, num_rows() - first);
     for (int64_t row = first; op.norm >= 0 && row < first + count; ++row) {
-      rms_norm_row(x + row * plan.cols, model_.vector(op.norm), op.eps, plan.cols,
-                   normed + row * plan.cols);
+      norm_row(op, x + row * plan.cols, plan.cols, normed + row * plan.cols);
     }
     input_prepare(input, source, plan.cols, first, count);
   }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "program_check.hpp"
+#include "program_latent.hpp"
 
 namespace kvt {
 
@@ -82,10 +83,39 @@ struct Needs {
   int64_t query = 1, attended = 1, keys = 1, values = 1, hidden = 1, cols = 1, mixed = 1;
   int64_t input = 64, own_input = 64;           // bytes
   int64_t attention_worker = 0, attention_shared = 0, mixing = 0;  // bytes
-  int64_t experts = 0, experts_worker = 0;                         // bytes
+  int64_t experts = 0, experts_worker = 0, heads = 0;              // bytes
 };
 
 inline void grow(int64_t& size, int64_t other) { size = std::max(size, other); }
+
+// By what an op has besides its inputs.
+inline void grow_for(Needs& needs, const kvt_model& model, const kvt_op& op) {
+  switch (op.kind) {
+    case KVT_OP_LINEAR:
+      if (op.output == KVT_ATTENDED) grow(needs.attended, model.matrix(op.matrices[0]).rows);
+      if (op.output == KVT_HIDDEN) grow(needs.hidden, model.matrix(op.matrices[0]).rows);
+      break;
+    case KVT_OP_GATED:
+    case KVT_OP_PLAIN:
+      grow(needs.hidden, model.matrix(op.matrices[0]).rows);
+      break;
+    case KVT_OP_LATENT:
+      grow(needs.heads, head_bytes(model.matrix(op.matrices[1])));
+      break;
+    case KVT_OP_HEADS: {
+      const Matrix& stack = model.matrix(op.matrices[0]);
+      grow(needs.hidden, stack.stack * stack.rows);
+      grow(needs.heads, head_bytes(stack));
+      break;
+    }
+    case KVT_OP_EXPERTS: {
+      const Experts experts = experts_of(model, op);
+      grow(needs.experts, experts_bytes(experts, model.max_rows));
+      grow(needs.experts_worker, experts_worker_bytes(experts, model.max_rows));
+      break;
+    }
+  }
+}
 
 inline Needs needs_of(const kvt_model& model) {
   Needs needs;
@@ -110,17 +140,11 @@ inline Needs needs_of(const kvt_model& model) {
   }
   for (size_t i = 0; i < model.program.size(); ++i) {
     const OpPlan& plan = model.plans[i];
+    grow_for(needs, model, model.program[i]);
     if (plan.cols == 0) continue;
     grow(needs.cols, plan.cols);
     grow(needs.input, input_bytes(model.max_rows, plan.cols, plan.forms));
     grow(needs.own_input, input_bytes(kPrivateRows, plan.cols, plan.forms));
-    if (model.program[i].kind == KVT_OP_GATED)
-      grow(needs.hidden, model.matrix(model.program[i].matrices[0]).rows);
-    if (model.program[i].kind == KVT_OP_EXPERTS) {
-      const Experts experts = experts_of(model, model.program[i]);
-      grow(needs.experts, experts_bytes(experts, model.max_rows));
-      grow(needs.experts_worker, experts_worker_bytes(experts, model.max_rows));
-    }
   }
   return needs;
 }
@@ -155,7 +179,7 @@ inline bool allocate_memory(kvt_model& model) {
   const int64_t own = kPrivateRows * memory.own_row_bytes + needs.own_input;
   memory.own_bytes = static_cast<int64_t>(round_up(static_cast<size_t>(own), 4096));
   const int64_t worker =
-      std::max({needs.attention_worker, needs.mixing, needs.experts_worker});
+      std::max({needs.attention_worker, needs.mixing, needs.experts_worker, needs.heads});
   return allocate_buffers(model, needs) && reserve(memory.inputs, needs.input) &&
          reserve(memory.own_inputs, memory.own_bytes * model.team->num_threads()) &&
          reserve(memory.rotations, 4 * 2 * model.max_rows * num_pairs) &&

@@ -4,6 +4,7 @@
 #include "program_experts.hpp"
 #include "program_head.hpp"
 #include "program_input.hpp"
+#include "program_latent.hpp"
 #include "program_recurrent.hpp"
 
 namespace kvt {
@@ -57,32 +58,58 @@ inline float* Runner::place_query(const kvt_op& op, int64_t row, int64_t head) {
   return query;
 }
 
-// Norm per head, rope, cache: q stays, k and v go.
+// Norms of heads, rope, cache: q stays, k and v go.
 inline void Runner::finish_qkv(const kvt_op& op, int64_t row, float* const* parts) {
   const kvt_attention& attention = model_.attention(op.attention);
   const LayerCache& layer = model_.cache(attention);
   const CacheLayout& layout = layer.cache.layout;
   const int64_t heads[2] = {attention.num_heads, layout.kv_heads};
+  if (attention.has_joint_norms) norm_joint(op, row, parts);
+  const float warmth = temperature_at(attention, plan_.positions[static_cast<size_t>(row)]);
   for (int i = 0; i < 2; ++i) {
-    const float* norm = model_.vector(op.head_norms[i]);
+    const float* norm = attention.has_joint_norms ? nullptr : model_.vector(op.head_norms[i]);
     for (int64_t head = 0; head < heads[i]; ++head) {
       float* x = i == 0 ? place_query(op, row, head)
                         : parts[i] + (row * heads[i] + head) * layout.head_dim;
       if (norm) rms_norm_row(x, norm, op.eps, layout.head_dim, x);
-      if (attention.rope < 0) continue;
-      const Rope& rope = model_.ropes[static_cast<size_t>(attention.rope)];
-      const int64_t first = row * rope.num_pairs;
-      rotate_head(x, model_.cosines(attention.rope) + first, model_.sines(attention.rope) + first,
-                  rope.num_pairs, rope.style);
+      rotate(attention, row, x);
+      for (int64_t k = 0; i == 0 && warmth != 1.0f && k < layout.head_dim; ++k) x[k] *= warmth;
     }
   }
+  keep_row(layer, row, parts[1] + row * heads[1] * layout.head_dim,
+           parts[2] + row * heads[1] * layout.value_dim);
+}
+
+// q and k, which is not gated, each as one row.
+inline void Runner::norm_joint(const kvt_op& op, int64_t row, float* const* parts) const {
+  const CacheLayout& layout = model_.cache(model_.attention(op.attention)).cache.layout;
+  const int64_t heads[2] = {model_.attention(op.attention).num_heads, layout.kv_heads};
+  for (int i = 0; i < 2; ++i) {
+    const float* norm = model_.vector(op.head_norms[i]);
+    const int64_t size = heads[i] * layout.head_dim;
+    float* x = parts[i] + row * size;
+    if (norm) rms_norm_row(x, norm, op.eps, size, x);
+  }
+}
+
+// One head, by the row's angles.
+inline void Runner::rotate(const kvt_attention& attention, int64_t row, float* x) const {
+  if (attention.rope < 0) return;
+  const Rope& rope = model_.ropes[static_cast<size_t>(attention.rope)];
+  const int64_t first = row * rope.num_pairs;
+  rotate_head(x, model_.cosines(attention.rope) + first, model_.sines(attention.rope) + first,
+              rope.num_pairs, rope.style);
+}
+
+// K and V of one row of all rows, in the place of its position.
+inline void Runner::keep_row(const LayerCache& layer, int64_t row, const float* k,
+                             const float* v) const {
+  const int32_t block_size = layer.cache.layout.block_size;
   const auto group = static_cast<size_t>(layer.group);
   const auto chunk = static_cast<size_t>(plan_.chunks[static_cast<size_t>(row)]);
   const int64_t position = plan_.positions[static_cast<size_t>(row)];
-  const int64_t block = plan_.all.views[group][chunk].blocks[position / layout.block_size];
-  cache_write(layer.cache, block, static_cast<int32_t>(position % layout.block_size),
-              parts[1] + row * heads[1] * layout.head_dim,
-              parts[2] + row * heads[1] * layout.value_dim);
+  const int64_t block = plan_.all.views[group][chunk].blocks[position / block_size];
+  cache_write(layer.cache, block, static_cast<int32_t>(position % block_size), k, v);
 }
 
 inline void Runner::attend_rows(const kvt_op& op) {
@@ -152,6 +179,24 @@ inline void Runner::gated(const kvt_op& op, const OpPlan& plan) {
   for (int64_t row; (row = worker_.take(num_rows())) >= 0;) {
     gate_values(out + row * up.rows, gates + row * up.rows, up.rows, op.activation);
   }
+  barrier(KVT_PROFILE_AFTER);
+}
+
+// The same without a gate.
+inline void Runner::plain(const kvt_op& op, const OpPlan& plan) {
+  float* out = model_.buffer(KVT_HIDDEN);
+  const float* x = model_.buffer(KVT_RESIDUAL);
+  const Input input = prepare(op, plan, x);
+  Product product = plain_product(model_.matrix(op.matrices[0]), model_.vector(op.biases[0]), out);
+  const bool is_late = has_changes(op);
+  if (!is_late) product.activation = op.activation;
+  multiply(worker_, input, &product, 1);
+  barrier(KVT_PROFILE_MAIN);
+  if (!is_late) return;
+  const Output output{op.matrices[0], out, product.stride};
+  add_changes(plain_input(op, x), &output, 1);
+  for (int64_t row; (row = worker_.take(num_rows())) >= 0;)
+    activate_values(out + row * product.stride, product.stride, op.activation);
   barrier(KVT_PROFILE_AFTER);
 }
 

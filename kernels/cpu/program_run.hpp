@@ -49,6 +49,8 @@ struct Output {
   int64_t stride;
 };
 
+struct HeadProducts;
+
 // One thread's run through the program.
 class Runner {
  public:
@@ -82,15 +84,25 @@ class Runner {
   void qkv(const kvt_op& op, const OpPlan& plan);
   void finish_qkv(const kvt_op& op, int64_t row, float* const* parts);
   float* place_query(const kvt_op& op, int64_t row, int64_t head);
+  void norm_joint(const kvt_op& op, int64_t row, float* const* parts) const;
+  void keep_row(const LayerCache& layer, int64_t row, const float* k, const float* v) const;
+  void rotate(const kvt_attention& attention, int64_t row, float* x) const;
   void attend_rows(const kvt_op& op);
   void gate_attended(int64_t width);
   void linear(const kvt_op& op, const OpPlan& plan);
   void gated(const kvt_op& op, const OpPlan& plan);
+  void plain(const kvt_op& op, const OpPlan& plan);
   void logits(const kvt_op& op, const OpPlan& plan);
   void finish_logits(const kvt_op& op);
   // program_experts.hpp
   void experts(const kvt_op& op, const OpPlan& plan);
   const float* weigh_shared(const kvt_op& op, const float* x);
+  // program_latent.hpp
+  void latent(const kvt_op& op, const OpPlan& plan);
+  void place_queries(const kvt_attention& attention, const HeadProducts& products, int64_t head,
+                     int64_t first);
+  void finish_latent(const kvt_op& op, int64_t row);
+  void heads(const kvt_op& op);
   // program_recurrent.hpp
   void recurrent(const kvt_op& op, const OpPlan& plan);
   // program_head.hpp
@@ -101,6 +113,7 @@ class Runner {
   Input prepare_own(const kvt_op& op, const OpPlan& plan, const float* x);
   Input prepare_shared(const kvt_op& op, const OpPlan& plan, const float* x);
   const float* plain_input(const kvt_op& op, const float* x) const;
+  void norm_row(const kvt_op& op, const float* x, int64_t size, float* out) const;
   // lora_run.hpp
   bool has_changes(const kvt_op& op) const;
   void add_changes(const float* x, const Output* outputs, int num_outputs);
@@ -211,6 +224,9 @@ inline void Runner::run() {
       case KVT_OP_RECURRENT: recurrent(op, plan); break;
       case KVT_OP_LINEAR: linear(op, plan); break;
       case KVT_OP_GATED: gated(op, plan); break;
+      case KVT_OP_PLAIN: plain(op, plan); break;
+      case KVT_OP_LATENT: latent(op, plan); break;
+      case KVT_OP_HEADS: heads(op); break;
       case KVT_OP_EXPERTS: experts(op, plan); break;
       case KVT_OP_ADD: add(op); break;
       case KVT_OP_SAMPLED: narrow(); break;

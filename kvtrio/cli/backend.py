@@ -7,11 +7,9 @@ from typing import Any
 from attrs import frozen
 
 from kvtrio import plugins
-from kvtrio.backends.base import BackendError, BackendSettings
-from kvtrio.backends.cpu_model import require_kernels
+from kvtrio.backends.base import BackendSettings
 from kvtrio.config import ConfigError, ModelSettings, ServeConfig
 from kvtrio.kernels.cpu_library import LibraryMissing, LibraryUnfit, load_library
-from kvtrio.model.spec import ModelSpec
 
 MIB = 1 << 20
 MAX_DEFAULT_CACHE_MIB = 8192
@@ -46,22 +44,6 @@ def choose_backend(settings: ModelSettings) -> Chosen:
         name, warning = _default(settings)
     _check(name, settings)
     return Chosen(name, plugins.load(plugins.BACKENDS, name), warning)
-
-
-def suited(chosen: Chosen, spec: ModelSpec, settings: ModelSettings) -> Chosen:
-    """``chosen``, or the reference where nobody asked for kernels and the model has none.
-
-    Raises as ``choose_backend``.
-    """
-    if settings.backend is not None or chosen.name != CPU:
-        return chosen
-    try:
-        require_kernels(spec)
-    except BackendError:
-        _check(TORCH, settings)
-        warning = f"no compiled kernels for {spec.architecture} yet: computing with torch, slower"
-        return Chosen(TORCH, plugins.load(plugins.BACKENDS, TORCH), warning)
-    return chosen
 
 
 def _default(settings: ModelSettings) -> tuple[str, str | None]:

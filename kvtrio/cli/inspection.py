@@ -9,10 +9,9 @@ from pathlib import Path
 from attrs import frozen
 
 from kvtrio.backends.base import BackendError, BackendInfo, BackendSettings
-from kvtrio.backends.cpu_model import require_kernels
 from kvtrio.backends.memory import Sizing
 from kvtrio.cli import exits
-from kvtrio.cli.backend import MIB, backend_settings, choose_backend, suited
+from kvtrio.cli.backend import MIB, backend_settings, choose_backend
 from kvtrio.cli.identity import server_identity
 from kvtrio.cli.prepare import choose_context
 from kvtrio.cli.rows import Rows, print_rows
@@ -110,14 +109,14 @@ def model_rows(file: ModelFile, wishes: Wishes) -> Rows:
         **_state(spec, sizing.info),
         **_memory(sizing, wishes.num_places),
         **_template(file),
-        "kernels": _kernels(spec, sizing.info),
+        "kernels": _kernels(sizing.info),
     }
 
 
 def _sizing(file: ModelFile, spec: ModelSpec, wishes: Wishes) -> tuple[Sizing, BackendSettings]:
     config = serve_config(wishes)
     settings = backend_settings(config, choose_context(spec.context_length, wishes.context))
-    chosen = suited(choose_backend(config.model), spec, config.model)
+    chosen = choose_backend(config.model)
     sizing = sizing_of(chosen, file, spec.for_context(settings.max_context), settings)
     assert sizing is not None, "the backends that are chosen by default say what they take"
     return sizing, settings
@@ -213,11 +212,7 @@ def _template(file: ModelFile) -> Rows:
     return {"chat template": template.name, "it takes": able}
 
 
-def _kernels(spec: ModelSpec, info: BackendInfo) -> str:
-    try:
-        require_kernels(spec)
-    except BackendError as error:
-        return f"none for it on the CPU, torch computes ({error})"
+def _kernels(info: BackendInfo) -> str:
     if info.num_converted:
         return f"compiled ones; {info.num_converted} matrices of other types become Q8_0"
     return "compiled ones, where this machine has them"

@@ -10,7 +10,7 @@ from attrs import evolve, frozen
 from kvtrio import plugins
 from kvtrio.backends.base import BackendInfo, BackendSettings
 from kvtrio.cli.adapters import ReadyAdapter, read_adapters, wanted_adapters
-from kvtrio.cli.backend import Chosen, backend_settings, choose_backend, suited
+from kvtrio.cli.backend import Chosen, backend_settings, choose_backend
 from kvtrio.cli.saved_sessions import open_sessions
 from kvtrio.cli.served import alias_of, read_text, served_model
 from kvtrio.cli.weights import as_wanted, weights_of
@@ -116,7 +116,7 @@ def open_checked(config: ServeConfig, backend: Chosen, stack: ExitStack) -> Open
     return Opened(
         file=file,
         spec=spec,
-        backend=suited(backend, spec, config.model),
+        backend=backend,
         settings=backend_settings(config, context, sum(each.data.num_bytes for each in adapters)),
         served=served_model(file, spec, config.model),
         adapters=adapters,

@@ -11,7 +11,6 @@ from harness.cpu_models import load_cpu, random_cpu
 from harness.native import isas
 from harness.torch_adapters import random_adapter
 from harness.torch_models import (
-    EXPERTS,
     GREEDY,
     MODELS,
     PLAIN,
@@ -22,13 +21,11 @@ from harness.torch_models import (
     random_backend,
     random_file,
     random_prompt,
-    with_experts,
 )
 from kvtrio.backends.base import BackendError
 from kvtrio.core.sampling import SamplingParams
 from kvtrio.model.errors import ModelFileError
 from kvtrio.model.gguf_file import open_gguf
-from kvtrio.model.spec import Activation, Gating, RoutingSpec
 
 CLOSE = {"rtol": 0.0, "atol": 1e-4}
 SAME = {"rtol": 0.0, "atol": 0.0}
@@ -196,21 +193,6 @@ def test_a_table_that_does_not_cover_its_chunk_is_a_bug():
     chunk = driver.chunk(1, 0, PROMPT[:20])
     with pytest.raises(RuntimeError, match="does not cover"):
         driver.tokens(evolve(chunk, block_tables=((chunk.block_tables[0][0],),)))
-
-
-@pytest.mark.parametrize(
-    "experts",
-    [
-        evolve(EXPERTS, routing=RoutingSpec(gating=Gating.SIGMOID)),
-        evolve(EXPERTS, biases=True),
-        evolve(EXPERTS, activation=Activation.CLAMPED),
-    ],
-    ids=["routing", "biases", "activation"],
-)
-def test_a_model_without_kernels_is_refused(experts):
-    """Before anything is allocated, with the backend that computes it."""
-    with pytest.raises(BackendError, match="no kernels for this kind of test; --backend torch"):
-        random_cpu(with_experts(PLAIN, experts))
 
 
 def test_an_adapter_without_room_is_refused(monkeypatch: pytest.MonkeyPatch):

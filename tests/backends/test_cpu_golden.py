@@ -31,6 +31,7 @@ pytestmark = pytest.mark.slow
 EXACT = [
     "qwen3", "qwen2.dequant", "llama3", "llama256", "gemma3", "llama256-f16.dequant", "qwen35",
     "lfm2", "mamba2", "phi3", "phi3-short", "qwen3moe", "llama-moe", "qwen3next", "granitehybrid",
+    "gpt-oss", "glm4moe", "deepseek2",
 ]
 # fmt: on
 CLEAR = 0.5

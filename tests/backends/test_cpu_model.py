@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 from attrs import evolve
 
-from harness.torch_models import BARE_EXPERTS, DELTA, DELTA_EXPERTS, ODD, PLAIN, SPECIAL, WINDOWED
-from kvtrio.backends.base import BackendError
-from kvtrio.backends.cpu_model import attention, lowered, require_kernels, rope
+from harness.torch_models import BARE_EXPERTS, DELTA, DELTA_EXPERTS, ODD, PLAIN, WINDOWED
+from kvtrio.backends.cpu_model import attention, lowered, rope
 from kvtrio.backends.cpu_native import aligned, num_cores
-from kvtrio.backends.cpu_program import Kind, program
+from kvtrio.backends.cpu_program import Kind
+from kvtrio.backends.cpu_recorder import program
 from kvtrio.backends.cpu_recurrent import Names, recurrent
 from kvtrio.backends.cpu_weights import is_finite
 from kvtrio.kernels import cpu_abi as abi
@@ -37,7 +37,7 @@ def test_a_plain_program_runs_on_fixed_buffers():
     own = [names.matrices[f"blk.0.attn_{part}.weight"] for part in "qkv"]
     assert list(ops[1].matrices) == [*own, abi.NONE]
     assert ops[1].norm == names.vectors["blk.0.attn_norm.weight"]
-    assert list(ops[1].biases) == [abi.NONE] * 3
+    assert list(ops[1].biases) == [abi.NONE] * 4
 
 
 def test_branches_with_a_post_norm_wait_in_their_own_buffer():
@@ -61,7 +61,7 @@ def test_layers_of_two_kinds_have_tables_of_their_own():
     assert (names.attentions, names.recurrents) == ({1: 0}, {0: 0, 2: 1})
     assert [op.recurrent for op in ops if op.kind == abi.OpKind.RECURRENT] == [0, 1]
     assert {op.attention for op in ops if op.kind != abi.OpKind.RECURRENT} == {0, abi.NONE}
-    assert attention(DELTA.layers[1].attention, 0, names).is_gated
+    assert attention(DELTA.layers[1], 0, names).is_gated
     layer = recurrent(DELTA.layers[2], 1, names)
     assert (layer.kind, layer.state, layer.is_tiled) == (abi.Mixing.DELTA_NET, 1, 1)
     assert layer.conv == names.vectors["blk.2.ssm_conv1d.weight"]
@@ -84,13 +84,6 @@ def test_experts_add_to_what_a_shared_one_left():
     assert (first.is_shared, first.shared_gate) == (0, abi.NONE)
 
 
-@pytest.mark.parametrize("name", SPECIAL)
-def test_what_only_the_reference_computes_is_refused(name):
-    """In one line, before anything is laid out."""
-    with pytest.raises(BackendError, match="has no kernels for this kind of test"):
-        require_kernels(SPECIAL[name])
-
-
 def test_biases_and_caps_are_passed_on():
     """Where the model has them."""
     names = Names()
@@ -98,8 +91,8 @@ def test_biases_and_caps_are_passed_on():
     assert ops[1].biases[2] == names.vectors["blk.0.attn_v.bias"]
     assert ops[3].biases[0] == names.vectors["blk.0.attn_output.bias"]
     assert ops[-2].softcap == 3.0
-    assert attention(ODD.layers[1].attention, 1, names).softcap == 5.0
-    assert attention(ODD.layers[1].attention, 1, names).window == 9
+    assert attention(ODD.layers[1], 1, names).softcap == 5.0
+    assert attention(ODD.layers[1], 1, names).window == 9
 
 
 def test_a_value_that_is_gone_is_not_read():

@@ -16,7 +16,8 @@ from harness.torch_models import (
     PLAIN,
     WINDOWED,
 )
-from kvtrio.backends.cpu_program import Kind, Op, Program, fused, narrowed, program, recorded
+from kvtrio.backends.cpu_program import Kind, Op, Program, fused, narrowed
+from kvtrio.backends.cpu_recorder import program, recorded
 from kvtrio.model.spec import ModelSpec
 
 NUM_ROWS, SIZE = 5, 4

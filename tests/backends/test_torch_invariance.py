@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from harness.torch_models import (
-    EVERY,
+    MODELS,
     PLAIN,
     Driver,
     greedy,
@@ -29,32 +29,32 @@ def chunked(driver: Driver, request: int, prompt: Sequence[int], size: int) -> t
     return out
 
 
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", MODELS)
 def test_chunking_does_not_change_the_logits(name):
     """A prompt of 300 tokens gives the same in chunks of 1, 7, 64 and as a whole."""
     prompt = random_prompt(Random(1), 300)
-    driver = Driver(random_backend(EVERY[name]))
+    driver = Driver(random_backend(MODELS[name]))
     whole = chunked(driver, 0, prompt, 300)
     for size in (1, 7, 64):
         torch.testing.assert_close(chunked(driver, size, prompt, size), whole, **CLOSE)
 
 
 @pytest.mark.parametrize("block_size", [1, 5, 32])
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", MODELS)
 def test_blocks_of_any_size_anywhere(name, block_size):
     """Scattered tables, different in each group, and other block sizes change nothing."""
     prompt = random_prompt(Random(2), 90)
-    expected = chunked(Driver(random_backend(EVERY[name])), 0, prompt, 90)
-    backend = random_backend(EVERY[name], block_size=block_size)
+    expected = chunked(Driver(random_backend(MODELS[name])), 0, prompt, 90)
+    backend = random_backend(MODELS[name], block_size=block_size)
     out = chunked(Driver(backend, Random(3)), 0, prompt, 31)
     torch.testing.assert_close(out, expected, **CLOSE)
 
 
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", MODELS)
 def test_rows_of_a_mixed_batch_equal_rows_alone(name):
     """Decode rows and prefill chunks in one step get what each gets alone."""
     rng = Random(4)
-    driver = Driver(random_backend(EVERY[name]), rng)
+    driver = Driver(random_backend(MODELS[name]), rng)
     prompts = [random_prompt(rng, length) for length in (1, 2, 40, 41, 120, 17, 64, 33)]
     cuts = [0, 1, 39, 10, 119, 0, 32, 32]
     alone = [chunked(driver, 100 + i, prompt, 300)[0] for i, prompt in enumerate(prompts)]
@@ -80,21 +80,21 @@ def follow(driver: Driver, prompts: Sequence[Sequence[int]], count: int) -> list
     return answers
 
 
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", MODELS)
 def test_eight_requests_together_answer_as_alone(name):
     """Concurrent greedy requests get the same ids as one after the other."""
     rng = Random(5)
     prompts = [random_prompt(rng, rng.randrange(1, 60)) for _ in range(8)]
-    backend = random_backend(EVERY[name])
+    backend = random_backend(MODELS[name])
     alone = [greedy(Driver(backend), 0, prompt, 24) for prompt in prompts]
     assert follow(Driver(backend, rng), prompts, 24) == alone
 
 
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", MODELS)
 def test_joining_and_leaving_changes_nobody(name):
     """For 200 steps requests join, prefill in pieces, decode and leave; blocks are used again."""
     rng = Random(6)
-    backend = random_backend(EVERY[name], num_blocks=64)
+    backend = random_backend(MODELS[name], num_blocks=64)
     prompts = [random_prompt(rng, rng.randrange(1, 50)) for _ in range(6)]
     expected = [greedy(Driver(backend), 0, prompt, 30) for prompt in prompts]
     driver = Driver(backend, rng)

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from kvtrio.backends.base import BackendSettings
 from kvtrio.backends.cpu_backend import CpuBackend
-from kvtrio.backends.cpu_program import Kind, program
+from kvtrio.backends.cpu_program import Kind
+from kvtrio.backends.cpu_recorder import program
 from kvtrio.backends.cpu_sampling import plan_rows
 from kvtrio.core.batch import Batch, Chunk, SampleRow
 from kvtrio.core.config import Group

@@ -13,7 +13,7 @@ from kvtrio.backends.cpu_backend import CpuBackend
 from kvtrio.backends.torch_backend import TorchBackend
 from kvtrio.cli import backend as choice
 from kvtrio.cli import exits, main
-from kvtrio.cli.backend import backend_settings, choose_backend, proportions, suited
+from kvtrio.cli.backend import backend_settings, choose_backend, proportions
 from kvtrio.config import (
     ConfigError,
     HttpOptions,
@@ -23,8 +23,6 @@ from kvtrio.config import (
     ServeConfig,
 )
 from kvtrio.kernels.cpu_library import LibraryMissing, LibraryStale
-from kvtrio.model.architectures import read_spec
-from kvtrio.model.gguf_file import open_gguf
 
 
 @pytest.fixture
@@ -101,22 +99,6 @@ def test_the_kernels_compute_unless_something_else_is_asked_for(
     """A type of arithmetic, or another device, means the reference."""
     chosen = choose_backend(ModelSettings(**flags))  # type: ignore[arg-type]
     assert (chosen.backend, chosen.warning) == (expected, None)
-
-
-def test_models_without_kernels_are_computed_by_the_reference(
-    has_kernels: None, shared: Path
-) -> None:
-    """With one line that says so; who asks for the kernels by name gets them, or a refusal."""
-    with open_gguf(shared / "tiny/models/gpt-oss.gguf") as file:
-        spec = read_spec(file)
-    chosen = choose_backend(ModelSettings())
-    found = suited(chosen, spec, ModelSettings())
-    assert (found.name, found.backend) == ("torch", TorchBackend)
-    assert "gpt-oss" in (found.warning or "")
-    asked = ModelSettings(backend="cpu")
-    assert suited(choose_backend(asked), spec, asked).name == "cpu"
-    with pytest.raises(ConfigError):
-        suited(chosen, spec, ModelSettings(cache_type_k="q8_0"))
 
 
 def test_without_kernels_the_reference_computes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,6 @@ from attrs import frozen
 
 from harness.cpu_models import cpu_settings, random_cpu, require_kernels
 from harness.torch_models import (
-    EVERY,
     MODELS,
     RandomFile,
     random_backend,
@@ -57,7 +56,7 @@ TORCH = Kind(
     name="torch",
     make=random_backend,
     load=_load_torch,
-    models=EVERY,
+    models=MODELS,
     alike=CLOSE,
     usual={},
     memory="kvtrio.backends.torch_backend.available_memory",

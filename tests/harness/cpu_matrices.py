@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from harness.cpu_attention import aligned
 from harness.kernel_calls import Floats, Kernels
 from kvtrio.kernels import cpu_abi as abi
+from kvtrio.kernels.cpu_single import ExpertsCall
 
 Rows = NDArray[np.uint8]
 FLOAT_TYPES = (Type.F32, Type.F16, Type.BF16)
@@ -124,6 +125,18 @@ def multiply_many(matrices: Sequence[NativeMatrix], x: Floats) -> list[Floats]:
     return outs
 
 
+@frozen(kw_only=True)
+class Choice:
+    """Whose experts a row uses, and what they do besides products."""
+
+    num_used: int
+    activation: abi.Activation = abi.Activation.SILU
+    routing: abi.Routing | None = None
+    """None: the softmax over those with the largest logits."""
+    biases: tuple[Floats | None, Floats | None, Floats | None, Floats | None] = (None,) * 4
+    """Of gate, up and down [experts, rows], and of the choice [experts]."""
+
+
 @frozen(eq=False)
 class NativeStack:
     """Matrices of one shape, one behind the other: one per expert."""
@@ -148,18 +161,23 @@ class NativeStack:
     @staticmethod
     def apply(
         stacks: Sequence["NativeStack"],
-        choice: tuple[int, abi.Activation],
+        choice: Choice,
         logits: Floats,
         x: Floats,
         shared: Floats | None = None,
         factors: Floats | None = None,
     ) -> Floats:
-        """Experts gate, up and down on x [N, cols]; ``choice``: how many of a row, activation."""
-        structs = (abi.Matrix * 3)(*(each.struct for each in stacks))
+        """Experts gate, up and down on x [N, cols]."""
+        call = ExpertsCall(num_used=choice.num_used, activation=choice.activation)
+        call.stacks = (abi.Matrix * 3)(*(each.struct for each in stacks))
+        call.routing = choice.routing or abi.Routing(scoring=abi.Scoring.CHOSEN)
+        biases = [None if bias is None else bias.ctypes.data for bias in choice.biases]
+        call.biases[:] = biases[:3]
+        call.selection_bias = biases[3]
         out = np.full((len(x), stacks[2].struct.rows), np.nan, np.float32)
         if shared is not None:
             out[:] = shared
         kernels = stacks[0].kernels
         inputs = (np.ascontiguousarray(logits), np.ascontiguousarray(x), len(x))
-        kernels.call("kvt_experts", kernels.team, structs, *map(int, choice), *inputs, factors, out)
+        kernels.call("kvt_experts", kernels.team, call, *inputs, factors, out)
         return out

@@ -280,7 +280,7 @@ UNNORMED = spec(
 )
 """As OLMo 2."""
 SPECIAL = {"latent": LATENT, "biased": BIASED, "parallel": PARALLEL, "unnormed": UNNORMED}
-"""What only the reference computes."""
+"""What few models have."""
 RECURRENT = {
     "delta": DELTA,
     "delta-fused": DELTA_FUSED,
@@ -292,10 +292,9 @@ WITH_EXPERTS = {"delta-experts": DELTA_EXPERTS, "mamba-experts": MAMBA_EXPERTS}
 HYBRIDS = RECURRENT | WITH_EXPERTS
 BARE_EXPERTS = with_experts(PLAIN, evolve(EXPERTS, shared=None))
 """As Qwen3-MoE."""
-SPECS = {"plain": PLAIN, "windowed": WINDOWED, "odd": ODD, "experts": BARE_EXPERTS}
-"""What every backend computes."""
+SPECS = {"plain": PLAIN, "windowed": WINDOWED, "odd": ODD, "experts": BARE_EXPERTS} | SPECIAL
+"""Without recurrent layers."""
 MODELS = SPECS | HYBRIDS
-EVERY = MODELS | SPECIAL
 
 
 @frozen(eq=False)

@@ -43,6 +43,8 @@ def python_fields(structure: type[ctypes.Structure]) -> list[tuple[str, str]]:
 def c_name(kind: type) -> str:
     if issubclass(kind, ctypes.Array):
         return f"{KINDS[kind._type_]}[{kind._length_}]"
+    if issubclass(kind, ctypes.Structure):
+        return f"kvt_{kind.__name__.lower()}"
     return KINDS.get(kind, "*")
 
 

@@ -1,18 +1,19 @@
 """The compiled experts against float64, for each instruction set."""
 
 from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
-from attrs import frozen
+from attrs import evolve, frozen
 from gguf import GGMLQuantizationType as Type
 
-from harness.cpu_matrices import SCALES, NativeStack, random_rows, rounded_inputs, values
+from harness.cpu_matrices import SCALES, Choice, NativeStack, random_rows, rounded_inputs, values
 from harness.kernel_calls import Floats, Kernels, kernels
 from harness.native import isas
-from kvtrio.kernels import reference_experts
-from kvtrio.kernels.cpu_abi import Activation
+from kvtrio.kernels import reference, reference_experts
+from kvtrio.kernels.cpu_abi import Activation, Routing, Scoring
 
 MIXES = {
     "f32": (Type.F32, Type.F32, Type.F32),
@@ -47,7 +48,7 @@ class Layer:
         return cls(tuple(stacks), tuple(weights), kinds, isa)
 
     def apply(self, logits: Floats, x: Floats, num_used: int, **shared: Floats) -> Floats:
-        return NativeStack.apply(self.stacks, (num_used, Activation.SILU), logits, x, **shared)
+        return NativeStack.apply(self.stacks, Choice(num_used=num_used), logits, x, **shared)
 
     def expected(self, logits: Floats, x: Floats, num_used: int) -> np.ndarray:
         """From inputs rounded as the products round them, each row by itself."""
@@ -119,6 +120,80 @@ def test_a_shared_expert_is_added(native):
     out = layer.apply(logits, x, 2, shared=shared, factors=factors)
     expected = layer.expected(logits, x, 2) + factors[:, None] * shared
     np.testing.assert_allclose(out, expected, rtol=1e-5, atol=1e-4)
+
+
+BIASES = tuple(
+    np.random.default_rng(8).standard_normal(shape, np.float32)
+    for shape in ((6, 33), (6, 33), (6, 40), (6,))
+)
+
+
+@pytest.mark.parametrize("activation", Activation)
+def test_biases_are_each_experts_own(native, activation):
+    """Added before the activation, and before the weight; activations as the reference has them."""
+    layer = Layer.random(*native, (Type.F32,) * 3, (6, 40, 33))
+    logits, x = ragged(20, 6, 40)
+    choice = Choice(num_used=3, activation=activation, biases=(*BIASES[:3], None))
+    out = NativeStack.apply(layer.stacks, choice, logits, 4 * x)
+    gate, up, down, *biases = (torch.from_numpy(each) for each in (*layer.weights, *BIASES[:3]))
+    expected = reference_experts.apply_experts(
+        torch.from_numpy(4 * x),
+        reference_experts.choose_experts(torch.from_numpy(logits), 3),
+        reference_experts.Matrices(gate, up, down, tuple(biases)),
+        reference.gated_clamped
+        if activation is Activation.CLAMPED
+        else partial(reference.gated, gelu_tanh=activation is Activation.GELU_TANH),
+    )
+    np.testing.assert_allclose(out, expected, rtol=1e-4, atol=1e-3)
+
+
+ROUTINGS = {
+    "sigmoid": reference_experts.Scores(is_sigmoid=True, normalised=True, scale=2.5),
+    "softmax": reference_experts.Scores(is_sigmoid=False, normalised=False, scale=1.0),
+    "groups": reference_experts.Scores(True, True, 1.5, num_groups=3, num_groups_used=2),
+}
+
+
+@pytest.mark.parametrize("bias", [None, BIASES[3]], ids=["", "biased"])
+@pytest.mark.parametrize("scores", ROUTINGS.values(), ids=ROUTINGS)
+def test_experts_are_chosen_by_their_scores(native, scores, bias):
+    """As the reference does it; a bias counts for the choice alone."""
+    layer = Layer.random(*native, (Type.F32,) * 3, (6, 32, 32))
+    logits, x = np.random.default_rng(1).standard_normal((50, 6), np.float32), ragged(50, 6, 32)[1]
+    out = NativeStack.apply(layer.stacks, choice_of(scores, bias), logits, x)
+    biased = None if bias is None else torch.from_numpy(bias)
+    expected = reference_experts.apply_experts(
+        torch.from_numpy(x),
+        reference_experts.choose_scored(torch.from_numpy(logits), biased, 2, scores),
+        reference_experts.Matrices(*map(torch.from_numpy, layer.weights)),
+        partial(reference.gated, gelu_tanh=False),
+    )
+    np.testing.assert_allclose(out, expected, rtol=1e-4, atol=1e-4)
+
+
+def choice_of(scores: reference_experts.Scores, bias: Floats | None) -> Choice:
+    """Two experts of each row."""
+    routing = Routing(
+        scoring=Scoring.SIGMOID if scores.is_sigmoid else Scoring.SOFTMAX,
+        is_normalised=scores.normalised,
+        scale=scores.scale,
+        num_groups=scores.num_groups,
+        num_groups_used=scores.num_groups_used,
+    )
+    return Choice(num_used=2, routing=routing, biases=(None, None, None, bias))
+
+
+def test_groups_that_do_not_fit_are_refused(native):
+    """Groups have two experts at least, and those used have enough of them."""
+    layer = Layer.random(*native, (Type.F32,) * 3, (6, 32, 32))
+    logits, x = ragged(2, 6, 32)
+    for groups, used in ((4, 1), (6, 1), (3, 0), (3, 4)):
+        scores = reference_experts.Scores(True, True, 1.0, groups, used)
+        with pytest.raises(RuntimeError, match="experts: groups"):
+            NativeStack.apply(layer.stacks, choice_of(scores, None), logits, x)
+    few = evolve(choice_of(ROUTINGS["groups"], None), num_used=5)
+    with pytest.raises(RuntimeError, match="too few in the groups"):
+        NativeStack.apply(layer.stacks, few, logits, x)
 
 
 def test_of_equal_logits_the_first_are_chosen(native):

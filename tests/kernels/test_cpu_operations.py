@@ -73,11 +73,15 @@ def test_rope_rotates_pairs(
 @pytest.mark.parametrize("activation", list(abi.Activation))
 @pytest.mark.parametrize("count", [1, 17, 1536])
 def test_gates_are_the_references(native: Kernels, activation: abi.Activation, count: int) -> None:
-    """Both activations, far out as well, where they are 0 or the identity."""
+    """All activations, far out as well, where they are 0, the identity or a constant."""
     gate = np.concatenate([normal(count) * 4, np.array([0, -100, 100, -20, 20], np.float32)])
     up = normal(count + 5)
-    is_gelu = activation is abi.Activation.GELU_TANH
-    expected = reference.gated(tensor(gate), tensor(up), is_gelu)
+    if activation is abi.Activation.CLAMPED:
+        expected = reference.gated_clamped(tensor(gate), tensor(4 * up))
+        up = 4 * up
+    else:
+        is_gelu = activation is abi.Activation.GELU_TANH
+        expected = reference.gated(tensor(gate), tensor(up), is_gelu)
     found = native.gated(gate, up, activation)
     np.testing.assert_allclose(found, expected, rtol=2e-6, atol=2e-6)
 

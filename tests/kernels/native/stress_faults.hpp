@@ -33,6 +33,11 @@ inline void test_step_faults() {
   kvt_team_free(team);
 }
 
+inline kvt_op& find(Tables& tables, int32_t kind) {
+  const auto is_it = [kind](const kvt_op& op) { return op.kind == kind; };
+  return *std::find_if(tables.program.begin(), tables.program.end(), is_it);
+}
+
 inline void test_model_faults() {
   kvt_team* team = nullptr;
   require(kvt_team_new(1, &team) == KVT_OK, "a team");
@@ -57,6 +62,12 @@ inline void test_model_faults() {
     refused([](Tables& t) { t.program[1].matrices[2] = 0; });
     refused([](Tables& t) { t.program[1].norm = 1000; });
     refused([](Tables& t) { t.program[2].kind = 99; });
+    refused([](Tables& t) { find(t, KVT_OP_LATENT).attention = 0; });
+    refused([](Tables& t) { find(t, KVT_OP_LATENT).head_norms[0] = -1; });
+    refused([](Tables& t) { find(t, KVT_OP_LATENT).matrices[1] = 1; });
+    refused([](Tables& t) { find(t, KVT_OP_HEADS).matrices[0] = 1; });
+    refused([](Tables& t) { find(t, KVT_OP_PLAIN).biases[0] = 0; });
+    refused([](Tables& t) { find(t, KVT_OP_QKV).attention = 1; });
     refused([](Tables& t) { t.program.erase(t.program.begin()); });
     refused([](Tables& t) { t.program.pop_back(), t.program.push_back(t.program[1]); });
   }

@@ -13,7 +13,8 @@ namespace stress {
 
 constexpr int32_t kHeads = 4, kKvHeads = 2, kHeadDim = 16, kFeedForward = 96, kExpertSize = 32;
 constexpr int32_t kVocab = 77, kBlockSize = 16, kNumBlocks = 40, kMaxRows = 96, kContext = 128;
-constexpr int32_t kNumLayers = 3, kNumGroups = 2;
+constexpr int32_t kNumLayers = 3, kNumGroups = 2, kExperts = 6;
+constexpr int32_t kRank = 32, kLatent = 32, kRotated = 8, kPlain = 32;  // of latent attention
 
 // What a model's description points to, without weights and pools.
 struct Tables {
@@ -129,7 +130,9 @@ class Model {
     return static_cast<int32_t>(tables_.matrices.size()) - 1;
   }
 
-  void cache(int32_t layer) {
+  // Returns the index of an attention with a cache of its own.
+  int32_t cache(int32_t layer) {
+    const auto index = static_cast<int32_t>(tables_.caches.size());
     constexpr int32_t kTypes[] = {1, 8, 2};
     kvt_cache cache{};
     cache.num_blocks = kNumBlocks;
@@ -142,7 +145,7 @@ class Model {
     cache.values = memory(kNumBlocks * kvt_value_block_bytes(&cache));
     tables_.caches.push_back(cache);
     kvt_attention attention{};
-    attention.cache = layer;
+    attention.cache = index;
     attention.rope = layer % 2;
     attention.num_heads = kHeads;
     attention.window = cache.group == 1 ? 20 : 0;
@@ -150,13 +153,34 @@ class Model {
     attention.softcap = layer == 2 ? 20.0f : 0.0f;
     attention.sinks = layer == 0 ? vector(kHeads, 0.0f, 1.0f) : -1;
     attention.is_gated = is_hybrid_;
+    attention.has_joint_norms = !is_hybrid_;
+    attention.temperature_length = layer == 2 ? 16 : 0;
+    attention.temperature = 0.2f;
     tables_.attentions.push_back(attention);
+    return index;
+  }
+
+  // One row of kLatent + kRotated numbers per token; keys of each type in turn.
+  int32_t latent_cache(int32_t layer) {
+    const int32_t index = cache(layer);
+    kvt_cache& cache = tables_.caches.back();
+    cache.kv_heads = cache.is_latent = 1;
+    cache.head_dim = kLatent + kRotated;
+    cache.value_dim = kLatent;
+    cache.values = nullptr;
+    cache.keys = memory(kNumBlocks * kvt_key_block_bytes(&cache));
+    kvt_attention& attention = tables_.attentions.back();
+    attention.sinks = -1;
+    attention.has_joint_norms = attention.temperature_length = 0;
+    return index;
   }
 
   kvt_op op(int32_t kind) {
     kvt_op op{};
     op.kind = kind;
-    op.input = op.output = op.norm = op.attention = op.recurrent = op.shared_gate = -1;
+    op.input = op.output = op.norm = op.norm_bias = op.attention = op.recurrent = -1;
+    op.shared_gate = op.routing.bias = -1;
+    op.routing.num_groups = op.routing.num_groups_used = 1;
     op.eps = 1e-5f;
     op.scale = 1.0f;
     for (int32_t& matrix : op.matrices) matrix = -1;
@@ -207,7 +231,45 @@ class Model {
     linear(KVT_ATTENDED, inner, false);
   }
 
-  // What a shared expert left in BRANCH, and two of five experts; after the first, without it.
+  // Latent attention, with q by two matrices.
+  void latent_layer(int32_t index) {
+    const int32_t attention = latent_cache(index);
+    kvt_op rank = op(KVT_OP_LINEAR), queries = rank, latent = op(KVT_OP_LATENT);
+    rank.input = KVT_RESIDUAL;
+    rank.output = queries.input = KVT_HIDDEN;
+    queries.output = KVT_ATTENDED;
+    rank.norm = vector(kHidden, 1.0f, 0.1f);
+    rank.matrices[0] = matrix(kRank, kHidden);
+    queries.norm = vector(kRank, 1.0f, 0.1f);
+    queries.matrices[0] = matrix(kHeads * (kPlain + kRotated), kRank);
+    latent.norm = rank.norm;
+    latent.attention = attention;
+    latent.matrices[0] = matrix(kLatent + kRotated, kHidden);
+    latent.matrices[1] = matrix(kLatent, kPlain, kHeads);
+    latent.head_norms[0] = vector(kLatent, 1.0f, 0.1f);
+    kvt_op attended = op(KVT_OP_ATTENTION), heads = op(KVT_OP_HEADS);
+    attended.attention = attention;
+    heads.matrices[0] = matrix(kHeadDim, kLatent, kHeads);
+    for (const kvt_op& each : {rank, queries, latent, attended, heads})
+      tables_.program.push_back(each);
+    linear(KVT_HIDDEN, kHeads * kHeadDim, false);
+  }
+
+  // A row's experts by each kind of score in turn; the last in groups, with biases.
+  void route(kvt_op& experts, int32_t index) {
+    experts.routing.scoring = index;
+    experts.routing.scale = 1.5f;
+    experts.routing.is_normalised = index == 2;
+    if (index < 2) return;
+    experts.routing.num_groups = 3;
+    experts.routing.num_groups_used = 2;
+    experts.routing.bias = vector(kExperts, 0.0f, 0.1f);
+    experts.activation = KVT_CLAMPED;
+    const int64_t sizes[4] = {1, kExpertSize, kExpertSize, kHidden};
+    for (int i = 0; i < 4; ++i) experts.biases[i] = vector(kExperts * sizes[i], 0.0f, 0.1f);
+  }
+
+  // What a shared expert left in BRANCH, and two of the experts; after the first, without it.
   void experts_layer(int32_t index) {
     kvt_op experts = op(KVT_OP_EXPERTS);
     experts.norm = vector(kHidden, 1.0f, 0.1f);
@@ -215,9 +277,10 @@ class Model {
     experts.num_used = 2;
     experts.is_shared = index == 0;
     if (index == 0) experts.shared_gate = vector(kHidden, 0.0f, 0.1f);
-    experts.matrices[0] = matrix(5, kHidden);
-    for (int i = 1; i < 3; ++i) experts.matrices[i] = matrix(kExpertSize, kHidden, 5);
-    experts.matrices[3] = matrix(kHidden, kExpertSize, 5);
+    experts.matrices[0] = matrix(kExperts, kHidden);
+    for (int i = 1; i < 3; ++i) experts.matrices[i] = matrix(kExpertSize, kHidden, kExperts);
+    experts.matrices[3] = matrix(kHidden, kExpertSize, kExperts);
+    route(experts, index);
     tables_.program.push_back(experts);
     tables_.program.push_back(op(KVT_OP_ADD));
   }
@@ -225,27 +288,32 @@ class Model {
   void layer(int32_t index) {
     if (is_hybrid_) recurrent_layer(index);
     const bool is_odd = index % 2 != 0;
-    cache(index);
+    const int32_t own = cache(index);
     kvt_op qkv = op(KVT_OP_QKV);
     qkv.norm = vector(kHidden, 1.0f, 0.1f);
-    qkv.attention = index;
+    qkv.is_centred = is_odd;
+    if (is_odd) qkv.norm_bias = vector(kHidden, 0.0f, 0.1f);
+    qkv.attention = own;
     for (int i = 0; i < 3; ++i) {
       const int32_t num_heads = i > 0 ? kKvHeads : is_hybrid_ ? 2 * kHeads : kHeads;
       const int32_t rows = num_heads * kHeadDim;
       qkv.matrices[i] = matrix(rows, kHidden);
       if (is_odd) qkv.biases[i] = vector(rows, 0.0f, 0.1f);
-      if (is_odd && i < 2) qkv.head_norms[i] = vector(kHeadDim, 1.0f, 0.1f);
+      const int32_t num_normed = is_hybrid_ ? 1 : num_heads;
+      if (is_odd && i < 2) qkv.head_norms[i] = vector(num_normed * kHeadDim, 1.0f, 0.1f);
     }
     tables_.program.push_back(qkv);
     if (index == kNumLayers - 1) tables_.program.push_back(op(KVT_OP_SAMPLED));
     kvt_op attention = op(KVT_OP_ATTENTION);
-    attention.attention = index;
+    attention.attention = own;
     tables_.program.push_back(attention);
     linear(KVT_ATTENDED, kHeads * kHeadDim, is_odd);
-    kvt_op gated = op(KVT_OP_GATED);
+    const bool is_plain = index == 0;
+    kvt_op gated = op(is_plain ? KVT_OP_PLAIN : KVT_OP_GATED);
     gated.norm = vector(kHidden, 1.0f, 0.1f);
     gated.activation = is_odd ? KVT_GELU_TANH : KVT_SILU;
-    for (int i = 0; i < 2; ++i) gated.matrices[i] = matrix(kFeedForward, kHidden);
+    for (int i = 0; i < (is_plain ? 1 : 2); ++i) gated.matrices[i] = matrix(kFeedForward, kHidden);
+    if (is_plain) gated.biases[0] = vector(kFeedForward, 0.0f, 0.1f);
     tables_.program.push_back(gated);
     linear(KVT_HIDDEN, kFeedForward, is_odd || is_hybrid_);
     if (is_hybrid_) experts_layer(index);
@@ -258,7 +326,11 @@ class Model {
     embed.matrices[0] = matrix(kVocab, kHidden);
     embed.scale = 2.0f;
     tables_.program.push_back(embed);
-    for (int32_t i = 0; i < kNumLayers; ++i) layer(i);
+    for (int32_t i = 0; i < kNumLayers; ++i) {
+      layer(i);
+      if (i > 0 || is_hybrid_) continue;
+      for (int32_t k = 0; k < 3; ++k) latent_layer(2 * k + 1);
+    }
     kvt_op logits = op(KVT_OP_LOGITS);
     logits.norm = vector(kHidden, 1.0f, 0.1f);
     logits.matrices[0] = embed.matrices[0];
