@@ -8,7 +8,7 @@ is checked again when an event is made.
 import hashlib
 from collections.abc import Callable
 from enum import Enum
-from functools import cached_property
+from functools import cache, cached_property
 from types import NoneType, UnionType
 from typing import (
     Any,
@@ -16,7 +16,6 @@ from typing import (
     TypeAlias,
     TypeVar,
     Union,
-    cast,
     dataclass_transform,
     get_args,
     get_origin,
@@ -91,8 +90,13 @@ def level_of(event_or_class: object) -> Level:
 
 def plain(line: object) -> dict[str, Plain]:
     """Return the event's fields as JSON values, in order."""
-    fields = attrs.fields(cast("type[attrs.AttrsInstance]", type(line)))
-    return {field.name: _plain_value(getattr(line, field.name)) for field in fields}
+    kind: Any = type(line)
+    return {name: _plain_value(getattr(line, name)) for name in _field_names(kind)}
+
+
+@cache
+def _field_names(kind: "type[attrs.AttrsInstance]") -> tuple[str, ...]:
+    return tuple(field.name for field in attrs.fields(kind))
 
 
 def _plain_value(value: Any) -> Plain:
