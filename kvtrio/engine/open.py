@@ -93,6 +93,10 @@ class Engine:
         """What there is of a conversation, wherever it ran: in memory or on disk."""
         return save(self._hub, self._disk, conversation)
 
+    async def wait_for_place(self, place: int) -> None:
+        """Return when nobody runs in a place. ``EngineStopped`` after the end."""
+        await self._hub.when_idle(place, lambda core, now: None)
+
     def restore(self, place: int | None, conversation: Conversation) -> Restoring:
         """Begin to bring a session into memory, for ``place`` or for none; see ``Restoring``."""
         trail = self._hub.look(lambda core: core.trail(conversation))

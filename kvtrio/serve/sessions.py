@@ -100,9 +100,11 @@ class Sessions:
             return note.info
 
     async def restore_place(self, name: str, place: int, owner: Owner) -> tuple[int, SessionInfo]:
-        """Into memory, for a place as soon as nobody runs there. Returns how many tokens can be
-        found there now."""
+        """Into memory, for a place as soon as nobody runs there: what is asked of the place before
+        is done before, and what was brought need not be kept meanwhile. Returns how many tokens can
+        be found there now."""
         with self._noted(SessionEvent.RESTORED, name, owner) as note:
+            await self.engine.wait_for_place(place)
             restoring, info = await self._restore(name, place, owner)
             num_tokens = await restoring.commit()
             note.info = info

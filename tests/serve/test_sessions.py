@@ -142,6 +142,21 @@ async def test_saving_waits_for_a_busy_place(autojump_clock: Any, tmp_path: Path
         assert restored.raw.total_s > 3
 
 
+async def test_what_is_asked_of_a_busy_place_is_done_in_order(
+    autojump_clock: Any, tmp_path: Path
+) -> None:
+    """Erased first and restored then, it has what was restored, though both came while it was
+    busy."""
+    async with serving(sim=SIM, session_dir=tmp_path) as server, trio.open_nursery() as nursery:
+        await complete(server, id_slot=0)
+        saved = (await act(server, "save")).json["n_saved"]
+        nursery.start_soon(lambda: complete(server, id_slot=0, n_predict=50))
+        await trio.sleep(1)
+        nursery.start_soon(act, server, "erase", None)
+        await trio.sleep(0.1)
+        assert (await act(server, "restore")).json["n_restored"] == saved
+
+
 async def test_who_leaves_while_it_is_saved_leaves_nothing(
     autojump_clock: Any, tmp_path: Path
 ) -> None:
