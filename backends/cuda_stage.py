@@ -47,8 +47,8 @@ class Share:
     device: Device
     spec: ModelSpec
     """With its own layers only."""
-    is_first: bool
     is_last: bool
+    """It has the head."""
     groups: tuple[LayerGroup, ...]
     """All of the model's, with its own layers only."""
     plan: Plan
@@ -89,6 +89,7 @@ class Stage:
     def begin(self, batch: Batch) -> CudaStep:
         """A step of these layers, without its copies. Raises KeyError for an adapter that is not
         loaded."""
+        self.device.activate()  # events are of the device that is active
         return build_cuda_step(batch, self.loaded.frame)
 
 
@@ -99,21 +100,21 @@ def shares_of(
     groups, shares, first = layer_groups(spec), list[Share](), 0
     for device, count in zip(devices, counts, strict=True):
         part = evolve(spec, layers=spec.layers[first : first + count])
-        first += count
         own = {layer.index for layer in part.layers}
+        is_last = first + count == len(spec.layers)
         shares.append(
             Share(
                 device=device,
                 spec=part,
-                is_first=not shares,
-                is_last=len(shares) == len(devices) - 1,
+                is_last=is_last,
                 groups=tuple(
                     evolve(group, layers=tuple(i for i in group.layers if i in own))
                     for group in groups
                 ),
-                plan=_plan(part, not shares, len(shares) == len(devices) - 1),
+                plan=_plan(part, first == 0, is_last),
             )
         )
+        first += count
     return tuple(shares)
 
 
