@@ -31,8 +31,9 @@ from kvtrio.serve.job import Owner
 from kvtrio.serve.outline import num_shared
 from kvtrio.serve.session_files import SessionFiles, SessionReader, SessionWriter
 
-AT_ONCE_BYTES = 32 << 20
-"""Of state, between memory and files."""
+AT_ONCE_BYTES = 8 << 20
+"""Of state, between memory and files; about what one step moves. Twice as much is in memory for it,
+and in a process that has just begun new memory takes longer than what is put there."""
 AT_ONCE = 1024
 """Blocks; those of a model without attention have no bytes."""
 MAX_REMEMBERED = 1 << 16
