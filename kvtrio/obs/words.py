@@ -27,6 +27,7 @@ class BackendKind(Enum):
     """Whose arithmetic it is."""
 
     CPU = "cpu"
+    CUDA = "cuda"
     TORCH = "torch"
     SIM = "sim"
     OTHER = "other"
