@@ -26,7 +26,13 @@ from kvtrio.store.disk import DiskStore
 from kvtrio.store.scan import KEY_ROOM
 
 CONTEXT, SIZE, PLACES = 128, 16, 2
-MODELS = [("torch", "windowed"), ("torch", "delta"), ("torch", "mamba"), ("cpu", "plain")]
+MODELS = [
+    ("torch", "windowed"),
+    ("torch", "delta"),
+    ("torch", "mamba"),
+    ("cpu", "plain"),
+    ("cpu", "latent"),
+]
 PROMPT = tuple(7 * i % 90 for i in range(70))
 
 

@@ -30,6 +30,8 @@ class Shape:
     block_size: int = 16
     key_type: KvType = KvType.F16
     value_type: KvType = KvType.F16
+    is_latent: bool = False
+    """A key's first ``value_dim`` numbers are the value."""
 
 
 @frozen(kw_only=True)
@@ -72,7 +74,7 @@ class NativeCache:
 
     def struct(self, empty: bool = False) -> abi.Cache:
         names = ("key_type", "value_type", "block_size", "kv_heads", "head_dim", "value_dim")
-        cache = abi.Cache(num_blocks=self.num_blocks)
+        cache = abi.Cache(num_blocks=self.num_blocks, is_latent=self.shape.is_latent)
         for name in names:
             setattr(cache, name, getattr(self.shape, name))
         if not empty:

@@ -73,6 +73,30 @@ def loss(found: Floats, expected: np.ndarray) -> float:
     return float(np.sqrt(((found - expected) ** 2).mean() / (expected**2).mean()))
 
 
+# DeepSeek's own sizes, and some that fill no vector and whose values alone would be rotated by 4.
+LATENT = [
+    Shape(heads=16, kv_heads=1, head_dim=576, value_dim=512, is_latent=True),
+    Shape(heads=3, kv_heads=1, head_dim=42, value_dim=20, is_latent=True),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", LATENT, ids=lambda shape: str(shape.head_dim))
+@pytest.mark.parametrize("kind", TYPES, ids=lambda kind: kind.name)
+def test_values_are_the_beginnings_of_keys(native, kind, shape):
+    """Of a latent cache, which has no values besides: in any chunks, the same bits."""
+    library, isa = native
+    shape = evolve(shape, key_type=kind, value_type=kind)
+    talk = conversation(library, shape, 600)
+    assert not talk.cache.values.size
+    scoring = Scoring(scale=0.03)
+    out = talk.attend([560, 600], scoring)
+    np.testing.assert_array_equal(talk.attend([560, 561, 573, 600], scoring), out)
+    k = stored(kind, talk.k)
+    expected = naive(talk.q[560:], k, k[..., : shape.value_dim], np.arange(560, 600), scoring)
+    assert loss(out, expected) < allowed(isa, shape)
+
+
 def allowed(isa: str, shape: Shape) -> float:
     is_pairs = isa == "avx512" and {shape.key_type, shape.value_type} != {KvType.F32}
     return 6e-3 if is_pairs else 3e-6
