@@ -60,10 +60,11 @@ def load_stages(
 
 
 def _foretold(file: TensorFile, share: Share, settings: BackendSettings) -> DeviceNeeds:
-    """Before anything is loaded; a step is not counted yet."""
+    """Before anything is loaded; a step is not counted yet, and what loading needs besides is given
+    back before pools are made."""
     dtype = dtype_of(settings.dtype)
     allowed, taken = allowed_bytes(share.device, settings)
-    weights = weight_bytes(file, share.plan, dtype) + passing_bytes(file, share.plan)
+    weights = weight_bytes(file, share.plan, dtype)
     return _needs(share, settings, (allowed, taken + weights, 0))
 
 
