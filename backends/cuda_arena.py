@@ -98,4 +98,5 @@ class Arena:
         part = slice(self._used)
         self._own[part].copy_(self._host[part], non_blocking=True)
         if self._copied is not None:
-            self._copied.record()
+            # Of this device, which need not be the one whose kernels are launched at present.
+            self._copied.record(torch.cuda.current_stream(self.device))

@@ -79,9 +79,16 @@ class CudaBackend:
         spec = spec.for_context(settings.max_context)
         info, stages = load_stages(devices, file, spec, settings)
         backend = cls(spec, info, stages)
+        if all(device.place.type == "cuda" for device in devices):
+            backend.warm(settings.max_rows)
         if are_captured(devices, settings):
             backend.capture(graph_maker(), settings.max_sampled)
         return backend
+
+    def warm(self, max_rows: int) -> None:
+        """Have all kernels compiled that prompts need, in steps of up to so many rows."""
+        with torch.inference_mode():
+            self._forward.warm((max_rows, self.info.max_context))
 
     def capture(self, make: Callable[[], Graph], max_rows: int) -> None:
         """Capture steps of up to so many decoding rows, and launch those from now on.

@@ -7,14 +7,19 @@ from torch import Tensor
 
 from kvtrio.backends import decoder
 from kvtrio.backends.cuda_graphs import Capturing, DecodeGraphs, Graph
+from kvtrio.backends.cuda_measure import SAMPLED
 from kvtrio.backends.cuda_memory import scratch_places
 from kvtrio.backends.cuda_relief import Choices
 from kvtrio.backends.cuda_split import SplitOps
 from kvtrio.backends.cuda_stage import Stage
 from kvtrio.backends.torch_sampling import sample_rows
-from kvtrio.core.batch import Batch
-from kvtrio.core.types import Tier
+from kvtrio.core.batch import Batch, Chunk
+from kvtrio.core.types import RequestId, Tier
+from kvtrio.kernels.triton_matmul import FEW_ROWS, MANY_ROWS
 from kvtrio.model.spec import ModelSpec
+
+WARM_ROWS = (2, FEW_ROWS + 1, 2 * FEW_ROWS + 1, MANY_ROWS)
+"""The least rows of each kind of product."""
 
 
 class Forward:
@@ -43,6 +48,17 @@ class Forward:
             )
         )
         self._graphs.capture(is_trial)
+
+    def warm(self, limits: tuple[int, int]) -> None:
+        """Read prompts of each size that has tiles of its own, in places that no request has, so
+        that no kernel is compiled while requests wait. ``limits`` as ``capture``."""
+        stage = self._stages[0]
+        block_size = stage.loaded.frame.layout.block_size
+        places = scratch_places(stage.pools[Tier.DEVICE])
+        for num_rows in sorted({min(size, *limits) for size in WARM_ROWS}):
+            tables = tuple((place,) * -(-num_rows // block_size) for place in places)
+            chunk = Chunk(RequestId(-1), 0, (0,) * num_rows, tables, SAMPLED)
+            self.choices(Batch(0, (chunk,)))
 
     def choices(self, batch: Batch) -> Choices:
         """One per chunk, None where nothing is sampled, or nothing finite."""

@@ -2,8 +2,8 @@
 
 1. A captured step has as many rows as it was captured for. Those that stand for no request compute
    like others, and write into places that no request has.
-2. It reads the device's arena and writes its logits where it wrote them when it was captured:
-   nothing of the host's is looked at between the copy to the arena and the logits.
+2. It reads the device's arena and writes its logits where all captured steps do: nothing of the
+   host's is looked at between the copy to the arena and the logits.
 3. What adapters touch is known only when they are loaded, so steps with adapters are captured when
    the first of their size comes. All others are captured at start.
 4. Padding never crosses a border at which kernels take other tiles, so a row has the bits that it
@@ -104,6 +104,9 @@ class DecodeGraphs:
     _bare: dict[int, _Captured] = field(init=False, factory=dict)
     _adapted: dict[int, _Captured | None] = field(init=False, factory=dict)
     """None: there was no memory for it."""
+    _logits: Tensor | None = field(init=False, default=None)
+    """float32 [largest size, vocab]: all captured steps write here, as their own would take
+    gigabytes together."""
     _version: int = field(init=False, default=0)
     """Of the adapters that ``_adapted`` knows."""
 
@@ -163,9 +166,11 @@ class DecodeGraphs:
     def _capture(self, size: int, with_adapters: bool) -> _Captured:
         step = self._build(Batch(0, (self._padding(),) * size), with_adapters)
         # Compiles the kernels, and makes whatever is made once: nothing of that can be captured.
-        self._own.forward(step)
-        graph = self._own.make()
-        return _Captured(graph, graph.capture(lambda: self._own.forward(step)))
+        first = self._own.forward(step)
+        if self._logits is None:
+            self._logits = first.new_empty(self._sizes[-1], first.shape[-1])
+        target, graph = self._logits[:size], self._own.make()
+        return _Captured(graph, graph.capture(lambda: target.copy_(self._own.forward(step))))
 
     def _build(self, batch: Batch, with_adapters: bool) -> CudaStep:
         room = Room(max_keys=self._own.max_context, with_adapters=with_adapters)

@@ -15,8 +15,10 @@ from harness.torch_models import (
     random_prompt,
     spec,
 )
+from kvtrio.backends import cuda_forward
 from kvtrio.backends.cuda_graphs import MOST_ROWS, SIZES
 from kvtrio.core.batch import Batch
+from kvtrio.core.types import BlockId, Tier
 from kvtrio.kernels.triton_matmul import FEW_ROWS, MANY_ROWS
 
 pytestmark = pytest.mark.slow  # each program of a grid runs in Python
@@ -109,6 +111,19 @@ def test_only_steps_of_decoding_rows_are_launched_whole():
     result = backend.step(Batch(3, (driver.chunk(0, 2, [5]), driver.chunk(1, 1, [5], None))))
     assert [sampled is None for sampled in result.sampled] == [False, True]
     assert replays(graphs) == [1, 0]
+
+
+def test_warming_up_reads_prompts_in_no_request_s_places(monkeypatch):
+    """Of each size that fits; what requests have stays as it was."""
+    monkeypatch.setattr(cuda_forward, "WARM_ROWS", (2, 5, 99))
+    backend = random_cuda(TINY, max_context=17)
+    driver = Driver(backend)
+    chunk = driver.chunk(0, 0, [3, 4])
+    expected = driver.logprobs(chunk)
+    read = [backend.read(0, BlockId(i), Tier.DEVICE, 16) for i in range(3)]
+    backend.warm(6)
+    assert [backend.read(0, BlockId(i), Tier.DEVICE, 16) for i in range(3)] == read
+    assert torch.equal(driver.logprobs(chunk), expected)
 
 
 def test_no_size_is_padded_over_a_border_between_tiles():
