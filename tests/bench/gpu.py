@@ -20,8 +20,11 @@ import torch
 
 from harness.cuda_models import EVERY_KIND, random_cuda, same_torch
 from harness.gpu_checks import Check, Where, checked
+from harness.gpu_layers import layer_speeds
 from harness.gpu_memory import memory_checks
-from harness.gpu_speed import EIGHT_B, TOY, kernel_speeds, model_speeds
+from harness.gpu_model import model_speeds
+from harness.gpu_sizes import EIGHT_B, TOY
+from harness.gpu_speed import kernel_speeds
 from harness.torch_models import PLAIN, Driver, greedy
 from kvtrio.kernels.triton_common import is_interpreted
 
@@ -65,7 +68,7 @@ def main() -> int:
             print(
                 f"{check.name:40}{check.error:12.2e}  {'WRONG' if is_wrong else 'ok'}", flush=True
             )
-    for speeds in (kernel_speeds(sizes), model_speeds(sizes)):
+    for speeds in (kernel_speeds(sizes), layer_speeds(sizes), model_speeds(sizes)):
         for speed in speeds:
             part = "" if speed.part is None else f"{100 * speed.part:8.0f} %"
             print(f"{speed.name:40}{speed.value:12.4g} {speed.unit:10}{part}", flush=True)

@@ -1,109 +1,27 @@
-"""How fast kernels and a whole model are, beside what the device can copy and multiply."""
+"""How fast kernels are, beside what the device can copy and multiply."""
 
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
+from functools import partial
 
-import gguf
-import numpy as np
 import torch
-from attrs import evolve, frozen
 
-from harness.cpu_matrices import random_rows
-from harness.fake_graph import FakeGraph
-from harness.torch_models import Driver, settings
+from harness.gpu_sizes import Sizes, Speed, kernel_seconds, random_matrix, seconds, turns
 from harness.triton_queries import ragged
-from kvtrio.backends.cuda_backend import CudaBackend
-from kvtrio.backends.cuda_graphs import SIZES, Graph, graph_maker
-from kvtrio.core.batch import Batch, Chunk, Copy
-from kvtrio.core.types import BlockId, StateClass, Tier
 from kvtrio.kernels.triton_attention import Shape, attend
 from kvtrio.kernels.triton_matmul import multiply
-from kvtrio.kernels.triton_pack import KINDS, pack
-from kvtrio.model.gguf_file import TensorInfo
-from kvtrio.model.layer_tensors import is_matrix
-from kvtrio.model.spec import (
-    Activation,
-    AttentionSpec,
-    FeedForwardSpec,
-    LayerSpec,
-    ModelSpec,
-    RopeSpec,
-    RopeStyle,
-)
-from kvtrio.model.tensors import needed_tensors
+from kvtrio.kernels.triton_pack import KINDS, Packed, pack
 
 
-@frozen(kw_only=True)
-class Sizes:
-    """Of all that is measured."""
-
-    device: str
-    layers: int
-    hidden: int
-    inner: int
-    heads: int
-    kv_heads: int
-    vocab: int
-    context: int
-    rows: tuple[int, ...]
-    prompt: int
-    far: int
-    """Position of the prompt beside which a gap is measured."""
-    copied: int
-    """Bytes of the copy that all is compared with."""
-    square: int
-    """Side of the matrices that all is compared with."""
-    moves: int
-    repeats: int
-
-    @property
-    def dim(self) -> int:
-        return self.hidden // self.heads
-
-
-EIGHT_B = Sizes(
-    device="cuda", layers=32, hidden=4096, inner=14336, heads=32, kv_heads=8, vocab=128256,
-    context=4096, rows=(1, 8, 32, 128), prompt=2048, far=30000, copied=1 << 30, square=8192,
-    moves=256, repeats=10,
-)  # fmt: skip
-TOY = Sizes(
-    device="cpu", layers=1, hidden=256, inner=256, heads=4, kv_heads=2, vocab=96, context=20,
-    rows=(1, 2), prompt=20, far=40, copied=1 << 16, square=32, moves=4, repeats=1,
-)  # fmt: skip
-
-
-@frozen
-class Speed:
-    """One line of the table."""
-
-    name: str
-    value: float
-    unit: str
-    part: float | None = None
-    """Of what the device can."""
-
-
-def seconds(sizes: Sizes, run: Callable[[], object]) -> float:
-    """Of one run, the mean of several behind one that warms up."""
-    run()
-    synchronise(sizes)
-    begin = time.perf_counter()
-    for _ in range(sizes.repeats):
-        run()
-    synchronise(sizes)
-    return (time.perf_counter() - begin) / sizes.repeats
-
-
-def synchronise(sizes: Sizes) -> None:
-    if sizes.device == "cuda":
-        torch.cuda.synchronize()
+def copy_rate(sizes: Sizes) -> float:
+    """GB/s, read and written, of the device's own copy."""
+    source = torch.empty(sizes.copied // 4, device=sizes.device)
+    target = torch.empty_like(source)
+    return 2 * sizes.copied / seconds(sizes, lambda: target.copy_(source)) / 1e9
 
 
 def kernel_speeds(sizes: Sizes) -> Iterator[Speed]:
     """The device's own copy and product, then kernels as parts of them."""
-    source = torch.empty(sizes.copied // 4, device=sizes.device)
-    target = torch.empty_like(source)
-    copy = 2 * sizes.copied / seconds(sizes, lambda: target.copy_(source)) / 1e9
+    copy = copy_rate(sizes)
     yield Speed("copy", copy, "GB/s")
     side = torch.randn(sizes.square, sizes.square, device=sizes.device).bfloat16()
     product = 2 * sizes.square**3 / seconds(sizes, lambda: side @ side) / 1e12
@@ -119,177 +37,41 @@ def kernel_speeds(sizes: Sizes) -> Iterator[Speed]:
 
 
 def _decode_attention(sizes: Sizes, shape: Shape, num_rows: int) -> float:
-    batch = ragged(
-        shape, ((sizes.context - 1, 1),) * num_rows, dtype=torch.bfloat16, device=sizes.device
-    )
+    num_bytes = num_rows * sizes.context * sizes.kv_heads * sizes.dim * 4
+    runs = [_attention(sizes, shape, num_rows) for _ in turns(sizes, num_bytes)]
+    return num_bytes / kernel_seconds(sizes, runs) / 1e9
+
+
+def _attention(sizes: Sizes, shape: Shape, num_rows: int) -> Callable[[], None]:
+    chunks = ((sizes.context - 1, 1),) * num_rows
+    batch = ragged(shape, chunks, dtype=torch.bfloat16, device=sizes.device)
     queries, out = batch.queries(shape), torch.empty_like(batch.q)
-    cache = (batch.keys, batch.values)
-    took = seconds(sizes, lambda: attend(batch.q, cache, queries, shape, out))
-    return num_rows * sizes.context * sizes.kv_heads * sizes.dim * 4 / took / 1e9
+    return partial(attend, batch.q, (batch.keys, batch.values), queries, shape, out)
 
 
 def _prefill_attention(sizes: Sizes, shape: Shape) -> float:
     batch = ragged(shape, ((0, sizes.prompt),), dtype=torch.bfloat16, device=sizes.device)
     queries, out = batch.queries(shape), torch.empty_like(batch.q)
     cache = (batch.keys, batch.values)
-    took = seconds(sizes, lambda: attend(batch.q, cache, queries, shape, out))
+    took = kernel_seconds(sizes, [lambda: attend(batch.q, cache, queries, shape, out)])
     return 2 * sizes.prompt**2 * sizes.heads * sizes.dim / took / 1e12
 
 
 def _matrix_speeds(sizes: Sizes, name: str, peaks: tuple[float, float]) -> Iterator[Speed]:
-    raw = random_matrix(name, sizes.inner, sizes.hidden)
-    packed = pack(name, torch.from_numpy(raw).to(sizes.device), sizes.hidden)
+    raw = torch.from_numpy(random_matrix(name, sizes.inner, sizes.hidden)).to(sizes.device)
+    size = raw.numel()
+    packed = [pack(name, raw, sizes.hidden) for _ in turns(sizes, size)]
     for num_rows in (1, 16):
         took = _product_seconds(sizes, packed, num_rows)
-        rate = packed.num_bytes / took / 1e9
+        rate = packed[0].num_bytes / took / 1e9
         yield Speed(f"{name}, {num_rows} rows", rate, "GB/s", rate / peaks[0])
     for num_rows in (64, sizes.prompt):
-        took = _product_seconds(sizes, packed, num_rows)
+        took = _product_seconds(sizes, packed[:1], num_rows)
         rate = 2 * num_rows * sizes.inner * sizes.hidden / took / 1e12
         yield Speed(f"{name}, {num_rows} rows", rate, "TFLOP/s", rate / peaks[1])
 
 
-def _product_seconds(sizes: Sizes, packed: object, num_rows: int) -> float:
+def _product_seconds(sizes: Sizes, packed: list[Packed], num_rows: int) -> float:
     x = torch.randn(num_rows, sizes.hidden, device=sizes.device).bfloat16()
     out = torch.empty(num_rows, sizes.inner, device=sizes.device, dtype=torch.bfloat16)
-    return seconds(sizes, lambda: multiply(x, packed, out))
-
-
-def random_matrix(name: str, rows: int, cols: int) -> np.ndarray:
-    """A few random rows, repeated: no speed depends on their values."""
-    kind = gguf.GGMLQuantizationType[name]
-    own = random_rows(kind, min(rows, 64), cols, np.random.default_rng(1))
-    return np.resize(own, (rows, own.shape[1]))
-
-
-@frozen(eq=False)
-class SyntheticFile:
-    """A model of which all matrices are Q4_K."""
-
-    shapes: Mapping[str, tuple[int, ...]]
-
-    @property
-    def tensors(self) -> Mapping[str, TensorInfo]:
-        return {name: self._info(name, shape) for name, shape in self.shapes.items()}
-
-    def _info(self, name: str, shape: tuple[int, ...]) -> TensorInfo:
-        kind = gguf.GGMLQuantizationType.Q4_K if is_matrix(name, shape) else (
-            gguf.GGMLQuantizationType.F32
-        )  # fmt: skip
-        size = int(np.prod(shape))
-        num_bytes = size // 256 * 144 if kind is gguf.GGMLQuantizationType.Q4_K else size * 4
-        return TensorInfo(
-            name=name, shape=shape, ggml_type=kind, num_bytes=num_bytes, part=0, offset=0
-        )
-
-    def raw(self, name: str) -> np.ndarray:
-        rows, cols = self.shapes[name]
-        return random_matrix("Q4_K", rows, cols).reshape(-1)
-
-    def dequantise(self, name: str) -> np.ndarray:
-        return np.ones(self.shapes[name], np.float32)
-
-
-def model(sizes: Sizes) -> ModelSpec:
-    """Llama's layers."""
-    attention = AttentionSpec(
-        num_heads=sizes.heads,
-        num_kv_heads=sizes.kv_heads,
-        head_dim=sizes.dim,
-        value_dim=sizes.dim,
-        rope=RopeSpec(style=RopeStyle.NORM, num_rotated=sizes.dim, base=500000.0),
-        scale=sizes.dim**-0.5,
-    )
-    layers = tuple(
-        LayerSpec(
-            index=i,
-            state_class=StateClass.TOKEN,
-            mixer=attention,
-            feed_forward=FeedForwardSpec(size=sizes.inner, activation=Activation.SILU),
-        )
-        for i in range(sizes.layers)
-    )
-    return ModelSpec(
-        architecture="llama",
-        name="random",
-        vocab_size=sizes.vocab,
-        hidden_size=sizes.hidden,
-        context_length=131072,
-        norm_eps=1e-5,
-        embedding_scale=1.0,
-        tied_output=False,
-        final_softcap=None,
-        layers=layers,
-    )
-
-
-def model_speeds(sizes: Sizes) -> Iterator[Speed]:
-    """Decoding, reading a prompt, both at once, and moves between the tiers."""
-    spec = model(sizes)
-    num_tokens = (max(sizes.rows) + 1) * sizes.context + sizes.far + 2 * sizes.prompt
-    backend = CudaBackend.load(
-        SyntheticFile(needed_tensors(spec)),
-        spec,
-        settings(
-            dtype="bf16",
-            num_blocks=num_tokens // 16 + max(sizes.rows) + sizes.moves,
-            is_unified=False,
-            max_sampled=max(sizes.rows),
-            graphs=False,
-            max_context=sizes.far + sizes.prompt,
-            host_bytes=sizes.moves * 16 * sizes.layers * sizes.kv_heads * sizes.dim * 4,
-        ),
-    )
-    driver = Driver(backend)
-    chunks = [driver.chunk(i, sizes.context - 1, [1]) for i in range(max(sizes.rows))]
-    for num_rows in sizes.rows:
-        batch = Batch(0, tuple(chunks[:num_rows]))
-        took = seconds(sizes, lambda batch=batch: backend.step(batch))
-        yield Speed(f"decode, {num_rows} rows, launched singly", num_rows / took, "tokens/s")
-    yield from _captured_speeds(sizes, backend, chunks)
-    prompt = driver.chunk(1000, 0, [1] * sizes.prompt)
-    took = seconds(sizes, lambda: backend.step(Batch(0, (prompt,))))
-    yield Speed(f"prompt of {sizes.prompt}", sizes.prompt / took, "tokens/s")
-    far = driver.chunk(1001, sizes.far, [1] * min(512, sizes.prompt), None)
-    took = seconds(sizes, lambda: backend.step(Batch(0, (*chunks[:8], far))))
-    yield Speed(f"step of 8 rows beside a prompt at {sizes.far}", 1000 * took, "ms")
-    yield from _move_speeds(sizes, backend, tuple(chunks[:8]))
-    backend.close()
-
-
-def _captured_speeds(sizes: Sizes, backend: CudaBackend, chunks: list[Chunk]) -> Iterator[Speed]:
-    """Captured steps of decoding rows, and what part of each is not spent in its kernels."""
-    graphs: list[Graph] = []
-    make = graph_maker() if sizes.device == "cuda" else FakeGraph
-
-    def made() -> Graph:
-        graphs.append(make())
-        return graphs[-1]
-
-    begin = time.perf_counter()
-    backend.capture(made, max(sizes.rows))
-    synchronise(sizes)
-    yield Speed("capturing all sizes", time.perf_counter() - begin, "s")
-    captured = dict(zip(SIZES[len(graphs) - 1 :: -1], graphs, strict=True))
-    for num_rows in sizes.rows:
-        batch = Batch(0, tuple(chunks[:num_rows]))
-        took = seconds(sizes, lambda batch=batch: backend.step(batch))
-        yield Speed(f"decode, {num_rows} rows", num_rows / took, "tokens/s")
-        size = next(size for size in SIZES if size >= num_rows)
-        busy = seconds(sizes, captured[size].replay)
-        yield Speed(f"gaps, {num_rows} rows", 100 * (1 - busy / took), "%")
-
-
-def _move_speeds(sizes: Sizes, backend: CudaBackend, chunks: tuple[Chunk, ...]) -> Iterator[Speed]:
-    """Alone, and in front of a step, as a part of which the step alone is told."""
-    size = sizes.moves * 16 * sum(group.bytes_per_token for group in backend.info.groups)
-    away = tuple(
-        Copy(0, BlockId(i), BlockId(i), 16, Tier.DEVICE, Tier.HOST) for i in range(sizes.moves)
-    )
-    back = tuple(evolve(copy, source_tier=Tier.HOST, target_tier=Tier.DEVICE) for copy in away)
-    alone = seconds(sizes, lambda: backend.step(Batch(0, chunks)))
-    for name, copies in (("to RAM", away), ("from RAM", back)):
-        took = seconds(sizes, lambda copies=copies: backend.step(Batch(0, (), copies)))
-        yield Speed(f"moves {name}", size / took / 1e9, "GB/s")
-        beside = seconds(sizes, lambda copies=copies: backend.step(Batch(0, chunks, copies)))
-        yield Speed(f"step with moves {name}", 1000 * beside, "ms", alone / beside)
+    return kernel_seconds(sizes, [partial(multiply, x, each, out) for each in packed])
