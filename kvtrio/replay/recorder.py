@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 
 from attrs import define, field
+from msgspec.structs import replace
 
 from kvtrio.core.events import Finished, Submit, TokenOut
 from kvtrio.core.identity import AdapterUse
@@ -94,10 +95,13 @@ class Recorder:
             return
         del self._running[output.request_id]
         self._end(draft, output, now - self.started_s)
-        while self._drafts and self._drafts[0].line is not None:
-            line = self._drafts.popleft().line
-            assert line is not None
-            self.emit(line)
+        while self._drafts and (line := self._drafts[0].line) is not None:
+            self._write(self._drafts.popleft(), line)
+
+    def _write(self, draft: _Draft, line: Request) -> None:
+        """Answers are compared here, not at their ends: only with those of earlier lines."""
+        alike = self._answers.alike(draft.id, draft.submit.token_ids, draft.output)
+        self.emit(replace(line, same_as=alike[0], begins_as=alike[1]))
 
     def _end(self, draft: _Draft, finished: Finished, now_s: float) -> None:
         prompt = draft.submit.token_ids
@@ -108,7 +112,6 @@ class Recorder:
 
     def _line(self, draft: _Draft, finished: Finished, now_s: float) -> Request:
         submit, has_left = draft.submit, finished.reason in GONE
-        same_as, begins_as = self._answers.alike(draft.id, submit.token_ids, draft.output)
         return Request(
             id=draft.id,
             at_s=round(draft.at_s, 6),
@@ -128,8 +131,6 @@ class Recorder:
             left_s=round(max(now_s - draft.at_s, 0.0), 6) if has_left else None,
             ready_tokens=finished.num_ready_tokens if has_left else None,
             think_s=None if draft.turn.think_s is None else round(draft.turn.think_s, 6),
-            same_as=same_as,
-            begins_as=begins_as,
             checkpoints=submit.checkpoints,
             prompt=draft.pieces,
             log_id=submit.request_id,

@@ -17,7 +17,18 @@ from kvtrio.core.types import FinishReason, RequestId
 from kvtrio.replay.likeness import common, packed
 from kvtrio.replay.realise import Realiser
 from kvtrio.replay.recorder import Recorder
-from kvtrio.replay.scenario import Adapter, Beginning, Fresh, Line, Part, Ref, Request
+from kvtrio.replay.scenario import (
+    Adapter,
+    Beginning,
+    Fresh,
+    Header,
+    Line,
+    Origin,
+    Part,
+    Ref,
+    Request,
+)
+from kvtrio.replay.scenario_file import checked
 
 KEY = b"log key of the tests"
 
@@ -154,6 +165,18 @@ def test_answers_that_were_alike_are_known_as_such() -> None:
     for output in ([1, 2, 3], [1, 2], [1, 4], [1, 2, 3, 4]):
         source.ask(range(30), output)
     assert [each.same_as for each in source.requests] == [None, 0, None, 0]
+
+
+def test_answers_that_end_in_another_order_are_alike_with_earlier_requests() -> None:
+    """A line names no request that comes after it, whoever ends first."""
+    source = Source()
+    numbers = [source.submit(range(30)) for _ in range(3)]
+    for number, output in ((2, [1, 5]), (1, [1, 2]), (0, [1, 2, 3])):
+        source.finish(numbers[number], output)
+    assert [each.same_as for each in source.requests] == [None, 0, None]
+    assert [each.begins_as for each in source.requests] == [None, None, Beginning(0, 1)]
+    header = Header(origin=Origin.RECORDED, max_context=64)
+    assert list(checked([header, *source.lines])) == [header, *source.lines]
 
 
 def test_how_far_an_answer_is_like_another() -> None:
