@@ -5,7 +5,16 @@ import numpy as np
 import pytest
 from attrs import evolve
 
-from harness.torch_models import BARE_EXPERTS, DELTA, DELTA_EXPERTS, ODD, PLAIN, WINDOWED
+from harness.torch_models import (
+    BARE_EXPERTS,
+    BIASED,
+    DELTA,
+    DELTA_EXPERTS,
+    LATENT,
+    ODD,
+    PLAIN,
+    WINDOWED,
+)
 from kvtrio.backends.cpu_model import attention, lowered, rope
 from kvtrio.backends.cpu_native import aligned, num_cores
 from kvtrio.backends.cpu_program import Kind
@@ -82,6 +91,41 @@ def test_experts_add_to_what_a_shared_one_left():
     assert experts.shared_gate == names.vectors["blk.0.ffn_gate_inp_shexp.weight"]
     (first, *_) = (op for op in lowered(program(BARE_EXPERTS), Names()) if op.num_used)
     assert (first.is_shared, first.shared_gate) == (0, abi.NONE)
+
+
+def test_latent_queries_wait_where_attention_puts_its_value():
+    """Before it does; a latent layer has an attention's table, and its own kind of cache."""
+    names = Names()
+    ops = lowered(program(LATENT), names)
+    kinds = [abi.OpKind(op.kind).name for op in ops[1:7]]
+    assert kinds == ["LINEAR", "LINEAR", "LATENT", "ATTENTION", "HEADS", "LINEAR"]
+    places = [(abi.Buffer(op.input).name, abi.Buffer(op.output).name) for op in ops[1:7]]
+    assert places == [
+        ("RESIDUAL", "HIDDEN"),
+        ("HIDDEN", "ATTENDED"),
+        ("RESIDUAL", "QUERY"),
+        ("QUERY", "ATTENDED"),
+        ("ATTENDED", "HIDDEN"),
+        ("HIDDEN", "RESIDUAL"),
+    ]
+    assert names.attentions == {0: 0, 1: 1}
+    layer = attention(LATENT.layers[0], 0, names)
+    assert (layer.num_heads, layer.sinks, layer.window) == (4, abi.NONE, 0)
+
+
+def test_routing_and_biases_of_experts_are_passed_on():
+    """Their vectors by index; what is usual is the softmax over those chosen."""
+    names = Names()
+    scored = next(op for op in lowered(program(LATENT), names) if op.num_used)
+    assert scored.routing.scoring == abi.Scoring.SIGMOID
+    assert (scored.routing.num_groups, scored.routing.num_groups_used) == (3, 2)
+    assert scored.routing.bias == names.vectors["blk.1.exp_probs_b.bias"]
+    biased = next(op for op in lowered(program(BIASED), names) if op.num_used)
+    assert biased.routing.scoring == abi.Scoring.CHOSEN
+    assert biased.activation == abi.Activation.CLAMPED
+    parts = ("gate_inp", "gate_exps", "up_exps", "down_exps")
+    assert list(biased.biases) == [names.vectors[f"blk.0.ffn_{part}.bias"] for part in parts]
+    assert attention(BIASED.layers[0], 0, names).sinks == names.vectors["blk.0.attn_sinks.weight"]
 
 
 def test_biases_and_caps_are_passed_on():

@@ -9,11 +9,15 @@ from attrs import evolve
 from harness.torch_models import (
     DELTA,
     DELTA_EXPERTS,
+    LATENT,
     MAMBA,
     MAMBA_SCALED,
     MODELS,
     ODD,
+    PARALLEL,
     PLAIN,
+    SCORED,
+    UNNORMED,
     WINDOWED,
 )
 from kvtrio.backends.cpu_program import Kind, Op, Program, fused, narrowed
@@ -24,7 +28,15 @@ NUM_ROWS, SIZE = 5, 4
 SAMPLED = [1, 4]
 
 
-BENT = {Kind.GATED, Kind.ATTENTION, Kind.EXPERTS, Kind.LOGITS, Kind.RECURRENT}
+BENT = {
+    Kind.GATED,
+    Kind.PLAIN,
+    Kind.LATENT,
+    Kind.ATTENTION,
+    Kind.EXPERTS,
+    Kind.LOGITS,
+    Kind.RECURRENT,
+}
 
 
 def number(name: str) -> float:
@@ -39,8 +51,12 @@ def apply(op: Op, inputs: list[np.ndarray]) -> np.ndarray:
     x = inputs[0]
     if op.kind is Kind.SAMPLED:
         return x[SAMPLED]
+    if op.is_centred:
+        x = x - np.mean(x, -1, keepdims=True)
     if op.norm:
         x = x / np.sqrt(np.mean(x * x, -1, keepdims=True) + op.eps) * number(op.norm)
+    if op.norm_bias:
+        x = x + number(op.norm_bias)
     for name in (*op.matrices, *op.head_norms):
         x = np.roll(x, 1, -1) * number(name)
     for name in op.biases:
@@ -121,6 +137,42 @@ def test_recurrent_layers_and_experts_are_written_down():
     )
     parts = ("attn_qkv", "attn_gate", "ssm_beta", "ssm_alpha")
     assert program(DELTA)[1].matrices == tuple(f"blk.0.{part}.weight" for part in parts)
+
+
+def test_latent_attention_is_written_down():
+    """q first, by one matrix or two; then the row, attention, and each head's way back."""
+    assert kinds(LATENT).startswith(
+        "EMBED RANK QUERIES LATENT ATTENTION HEADS LINEAR GATED LINEAR QUERIES LATENT SAMPLED"
+    )
+    ops = program(LATENT)
+    assert (ops[1].norm, ops[2].norm) == ("blk.0.attn_norm.weight", "blk.0.attn_q_a_norm.weight")
+    assert (ops[3].inputs, ops[3].norm) == ((0, 2), "blk.0.attn_norm.weight")
+    assert ops[3].matrices == ("blk.0.attn_kv_a_mqa.weight", "blk.0.attn_k_b.weight")
+    assert ops[3].head_norms == ("blk.0.attn_kv_a_norm.weight",)
+    assert ops[9].norm == "blk.1.attn_norm.weight"
+    experts = next(op for op in ops if op.kind is Kind.EXPERTS)
+    assert (experts.routing, experts.selection_bias) == (SCORED, "blk.1.exp_probs_b.bias")
+
+
+def test_parallel_branches_read_one_residual():
+    """Attention's matrix comes last, so that the feed-forward still finds what both read."""
+    assert kinds(PARALLEL).startswith("EMBED QKV ATTENTION PLAIN LINEAR LINEAR QKV SAMPLED")
+    _, qkv, attention, plain, down, output = program(PARALLEL)[:6]
+    assert (qkv.norm, qkv.norm_bias, qkv.is_centred) == (
+        "blk.0.attn_norm.weight",
+        "blk.0.attn_norm.bias",
+        True,
+    )
+    assert (plain.norm, plain.inputs) == (qkv.norm, qkv.inputs) == ("blk.0.attn_norm.weight", (0,))
+    assert (down.inputs, output.inputs) == ((3, 0), (2, 4))
+    assert attention.inputs == (1,)
+
+
+def test_what_has_no_norm_reads_the_residual():
+    """And its head norms keep their own epsilon."""
+    assert kinds(UNNORMED).startswith("EMBED QKV ATTENTION LINEAR ADD GATED LINEAR ADD QKV SAMPLED")
+    qkv = program(UNNORMED)[1]
+    assert (qkv.norm, qkv.inputs, qkv.eps) == ("", (0,), UNNORMED.norm_eps)
 
 
 def test_factors_go_into_additions_and_logits():
