@@ -159,6 +159,7 @@ def _open(path: Path, folder: OpenPath, maps: list[mmap]) -> FolderFile:
     made = made_factors(model)
     tensors = {name: _info(name, recipe, where, shapes) for name, recipe in wanted.items()}
     tensors |= {name: _made_info(name, array) for name, array in made.items()}
+    _check_vocabulary(model, tensors)
     tokenizer = read_tokenizer(folder, model)
     return FolderFile(
         path=path,
@@ -172,6 +173,13 @@ def _open(path: Path, folder: OpenPath, maps: list[mmap]) -> FolderFile:
         made=made,
         maps=maps,
     )
+
+
+def _check_vocabulary(model: FolderModel, tensors: Mapping[str, TensorInfo]) -> None:
+    """Before anything is as large as config.json says that the vocabulary is."""
+    embedding, size = tensors.get("token_embd.weight"), model.config.whole("vocab_size")
+    if embedding is None or embedding.shape[0] != size:
+        raise ModelFileError(f"config.json: vocab_size {size} is not the number of embeddings")
 
 
 def _json(folder: OpenPath, name: str) -> bytes:

@@ -1,6 +1,5 @@
 """config.json of a Hugging Face folder: typed access, and what most kinds of model have in it."""
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,6 +9,8 @@ from kvtrio.model.errors import ModelFileError
 from kvtrio.model.gguf_reader import MetaValue
 
 MAX_LAYERS = 1024
+MOST_WHOLE, MOST_NUMBER = 1 << 53, 1.7e308
+"""Beyond these, arithmetic with floats would fail."""
 Values = dict[str, MetaValue]
 FULL, SLIDING = "full_attention", "sliding_attention"
 ATTENTION_LAYERS = (FULL, "attention")
@@ -27,8 +28,8 @@ class Config:
     def whole(self, key: str, default: int | None = None) -> int:
         value = self.data.get(key)
         value = default if value is None else value
-        if type(value) is not int:
-            raise self._wrong(key, "a whole number")
+        if type(value) is not int or abs(value) > MOST_WHOLE:
+            raise self._wrong(key, "a whole number of at most 16 digits")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
@@ -36,7 +37,8 @@ class Config:
         value = default if value is None else value
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self._wrong(key, "a number")
-        if not math.isfinite(value):
+        # Written so that NaN fails too; an integer may be larger than any float.
+        if not abs(value) <= MOST_NUMBER:
             raise self._wrong(key, "a number")
         return float(value)
 

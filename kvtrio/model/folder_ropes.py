@@ -19,6 +19,7 @@ from kvtrio.model.folder_config import (
 
 FACTORS = "rope_freqs.weight"
 LONG, SHORT = "rope_factors_long.weight", "rope_factors_short.weight"
+MOST_FACTOR = 1e30
 MAX_PAIRS = 4096
 ORIGINAL = "original_max_position_embeddings"
 
@@ -119,7 +120,7 @@ def _listed(model: FolderModel, key: str) -> np.ndarray:
     rotated = model.values["rope.dimension_count"]
     if (
         not isinstance(values, list)
-        or not all(type(value) in (int, float) for value in values)
+        or not all(type(value) in (int, float) and abs(value) <= MOST_FACTOR for value in values)
         or not 1 <= len(values) <= MAX_PAIRS
         or 2 * len(values) != rotated
     ):

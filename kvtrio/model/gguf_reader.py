@@ -23,6 +23,8 @@ text as list; any other array as one-dimensional ndarray that owns its memory.""
 
 MAX_ENTRIES = 1 << 16
 """Metadata entries; real files have about fifty."""
+LONG_TEXT = 1 << 16
+"""Bytes; none in an array is longer."""
 MAX_KEY = 65535
 """The format's own limit, in bytes."""
 
@@ -55,14 +57,20 @@ class Cursor:
         """A number of things of at least ``smallest`` bytes each, which must fit into the rest."""
         value = int(self.take("Q"))
         if value * smallest > self.size - self.at:
-            raise ModelFileError(f"truncated or damaged: {what} would go past the end of the file")
+            raise _past_end(what)
         return value
 
     def text(self, what: str) -> str:
         """A string with its length before it."""
         length = self.count(1, what)
         start = self.advance(length)
-        return self.data[start : start + length].decode("utf-8", "surrogateescape")
+        # Broken bytes take twice their size as text: only a short one may have some.
+        errors = "surrogateescape" if length <= LONG_TEXT else "strict"
+        with memoryview(self.data) as view, view[start : start + length] as part:
+            try:
+                return str(part, "utf-8", errors)
+            except UnicodeDecodeError:
+                raise ModelFileError(f"damaged: {what} is no text") from None
 
     def name(self, limit: int, what: str) -> str:
         """A string of 1 to ``limit`` bytes."""
@@ -152,18 +160,26 @@ def _read_array(cursor: Cursor, what: str) -> MetaValue:
 
 
 def _read_texts(cursor: Cursor, count: int, what: str) -> list[str]:
-    # The one hot loop: half a million tokens and merges. Hence local names and no calls of ours.
-    data, size, at = cursor.data, cursor.size, cursor.at
-    unpack, last, texts = _LENGTH.unpack_from, size - _LENGTH.size, []
-    for _ in range(count):
+    # The hot loops: half a million tokens and merges. Hence local names and no calls of ours.
+    data, start, at = cursor.data, cursor.at, cursor.at
+    unpack, last = _LENGTH.unpack_from, cursor.size - _LENGTH.size
+    for _ in range(count):  # first only steps: a text costs several times its bytes to hold
         if at > last:
-            break
+            raise _past_end(what)
+        length = unpack(data, at)[0]
+        at += 8 + length
+        if length > LONG_TEXT and at <= cursor.size:
+            raise ModelFileError(f"damaged: {what} has a text of {length} bytes")
+    if at > cursor.size:
+        raise _past_end(what)
+    cursor.at, at = at, start
+    texts = [""] * count  # no more than the 8 bytes that each has at least; growing takes twice
+    for i in range(count):
         start = at + 8
         at = start + unpack(data, at)[0]
-        if at > size:
-            break
-        texts.append(data[start:at].decode("utf-8", "surrogateescape"))
-    if len(texts) < count:
-        raise ModelFileError(f"truncated or damaged: {what} would go past the end of the file")
-    cursor.at = at
+        texts[i] = data[start:at].decode("utf-8", "surrogateescape")
     return texts
+
+
+def _past_end(what: str) -> ModelFileError:
+    return ModelFileError(f"truncated or damaged: {what} would go past the end of the file")

@@ -95,11 +95,16 @@ def read_safetensors(data: mmap) -> SafetensorsFile:
 
 
 def parse_json(raw: bytes) -> object:
-    """JSON without repeated keys and numbers that are none. Raises ValueError."""
+    """JSON without repeated keys, numbers that are none, and halves of characters. Raises
+    ValueError."""
+    text = raw.decode("utf-8-sig")
     try:
-        return json.loads(raw, object_pairs_hook=_object, parse_constant=_no_number)
+        data = json.loads(text, object_pairs_hook=_object, parse_constant=_no_number)
+        if "\\ud" in text or "\\uD" in text:
+            json.dumps(data, ensure_ascii=False).encode()
     except RecursionError:
         raise ValueError("nested too deeply") from None
+    return data
 
 
 def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:

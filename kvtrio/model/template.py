@@ -124,8 +124,6 @@ def _choose(metadata: Mapping[str, Any], override: str | None) -> tuple[str, str
             raise ModelFileError(f'no chat template "{safe_name(override)}"; there are {known}')
         return "custom", override
     own = metadata.get(TEMPLATE_KEY, metadata.get(f"{TEMPLATE_KEY}.default"))
-    if own is None or own == "":
-        return DEFAULT_TEMPLATE, BUILTIN_TEMPLATES[DEFAULT_TEMPLATE]
-    if not isinstance(own, str):
+    if own is not None and not isinstance(own, str):
         raise ModelFileError(f"{TEMPLATE_KEY} is not a text")
-    return "model", own
+    return ("model", own) if own else (DEFAULT_TEMPLATE, BUILTIN_TEMPLATES[DEFAULT_TEMPLATE])
