@@ -23,7 +23,7 @@ from kvtrio.model.folder_moves import Recipe, Shape
 from kvtrio.model.folder_ropes import made_factors
 from kvtrio.model.folder_tensors import recipes
 from kvtrio.model.folder_tokenizer import read_tokenizer
-from kvtrio.model.gguf_file import map_file
+from kvtrio.model.gguf_file import expanded, map_file
 from kvtrio.model.gguf_index import TensorInfo
 from kvtrio.model.gguf_reader import MetaValue
 from kvtrio.model.layer_tensors import is_matrix
@@ -41,6 +41,7 @@ _STORED: dict[str, np.dtype[Any]] = {
     "F32": np.dtype("<f4"),
     "F16": np.dtype("<f2"),
     "BF16": np.dtype("<u2"),
+    "U8": np.dtype(np.uint8),
 }
 
 
@@ -91,6 +92,8 @@ class FolderFile:
     def dequantise(self, name: str) -> np.ndarray:
         """A tensor as float32 of its shape, in memory of its own. Raises KeyError."""
         tensor, raw = self.tensors[name], self.raw(name)
+        if tensor.ggml_type is Kind.MXFP4:
+            return expanded(raw, tensor)
         kind = tensor.ggml_type.name
         values: np.ndarray = _wide(raw.view(_STORED[kind]), kind).reshape(tensor.shape)
         return values if values.flags.writeable else values.copy()
@@ -225,6 +228,8 @@ def _info(
     name: str, recipe: Recipe, where: Mapping[str, SafetensorsFile], shapes: Mapping[str, Shape]
 ) -> TensorInfo:
     kinds = {where[source].tensors[source].dtype for source in recipe.sources}
+    if recipe.is_mxfp4 and kinds == {"U8"}:
+        return _tensor(name, recipe.shape(shapes), Kind.MXFP4)
     if len(kinds) != 1 or not kinds <= _TYPES.keys():
         raise ModelFileError(
             f"tensor {safe_name(recipe.sources[0])} is not F32, F16 or BF16 throughout"
@@ -240,10 +245,9 @@ def _made_info(name: str, array: np.ndarray) -> TensorInfo:
 
 
 def _tensor(name: str, shape: Shape, kind: Kind) -> TensorInfo:
-    size = 4 if kind is Kind.F32 else 2
-    return TensorInfo(
-        name=name, shape=shape, ggml_type=kind, num_bytes=prod(shape) * size, part=0, offset=0
-    )
+    block_size, block_bytes = gguf.GGML_QUANT_SIZES[kind]
+    num_bytes = prod(shape) // block_size * block_bytes
+    return TensorInfo(name=name, shape=shape, ggml_type=kind, num_bytes=num_bytes, part=0, offset=0)
 
 
 def _metadata(path: Path, model: FolderModel) -> dict[str, MetaValue]:

@@ -41,9 +41,14 @@ def read_config(raw: bytes) -> FolderModel:
         config = Config(
             {**data["text_config"], "quantization_config": data.get("quantization_config")}
         )
-    if config.has("quantization_config"):
-        raise ModelFileError("config.json: weights that are quantised already are not supported")
     kind = config.text("model_type", "")
+    if config.has("quantization_config"):
+        method = config.part("quantization_config").text("quant_method", "")
+        if (kind, method) != ("gpt_oss", "mxfp4"):
+            raise ModelFileError(
+                "config.json: weights that are quantised already are not supported, but for "
+                "gpt_oss in mxfp4"
+            )
     if kind not in KINDS:
         raise ModelFileError(
             f"model_type {safe_name(kind)} is not supported; {len(KINDS)} are: "

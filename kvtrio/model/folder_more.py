@@ -11,6 +11,8 @@ WITH_GUESSES = ("glm4_moe", "deepseek_v3")
 """Whose folders may have layers behind the last, which guess at several tokens and are not run."""
 Rules = dict[str, list[Rule]]
 _ENDS = ("weight", "bias")
+BLOCKS, SCALES = "_blocks", "_scales"
+"""Ends of the two tensors that hold an MXFP4 matrix."""
 _GATED = ("gate", "up", "down")
 
 
@@ -105,7 +107,38 @@ def _gpt_oss(model: FolderModel) -> Rules:
             ("ffn_up_exps.bias", Recipe((), _every_second(1, turned=False))),
         ],
         "mlp.experts.down_proj": [("ffn_down_exps.weight", Recipe((), _TURNED))],
+        f"mlp.experts.gate_up_proj{BLOCKS}": [
+            ("ffn_gate_exps.weight", Recipe((), _mxfp4(0, 2), is_mxfp4=True)),
+            ("ffn_up_exps.weight", Recipe((), _mxfp4(1, 2), is_mxfp4=True)),
+        ],
+        f"mlp.experts.down_proj{BLOCKS}": [
+            ("ffn_down_exps.weight", Recipe((), _mxfp4(0, 1), is_mxfp4=True))
+        ],
+        f"mlp.experts.gate_up_proj{SCALES}": [],
+        f"mlp.experts.down_proj{SCALES}": [],
     }
+
+
+def _mxfp4(first: int, step: int) -> Move:
+    """Every ``step``-th row, from codes [experts, rows, blocks, 16] and scales [experts, rows,
+    blocks]. A byte of codes has neighbours there; in a GGUF file it has values j and j + 16."""
+
+    def shape(shapes: Sequence[Shape]) -> Shape:
+        (experts, rows, blocks, size), scales = shapes
+        if size != 16 or scales != (experts, rows, blocks) or rows % step:
+            raise ValueError("shape")
+        return experts, rows // step, 32 * blocks
+
+    def run(arrays: Arrays) -> np.ndarray:
+        codes, scales = (each[:, first::step] for each in arrays)
+        made = np.empty((*scales.shape, 17), np.uint8)
+        made[..., 0] = scales
+        for expert, each in enumerate(codes):
+            values = np.stack((each & 15, each >> 4), -1).reshape(*each.shape[:-1], 32)
+            made[expert, ..., 1:] = values[..., :16] | values[..., 16:] << 4
+        return made
+
+    return Move(run, shape)
 
 
 def _turned_shape(shapes: Sequence[Shape]) -> Shape:

@@ -38,6 +38,8 @@ class Recipe:
     move: Move | None = None
     """None: the first source as it is."""
     compute: Compute | None = None
+    is_mxfp4: bool = False
+    """The move makes MXFP4 blocks as GGUF files have them, uint8, of two stored arrays."""
 
     def shape(self, stored: Mapping[str, Shape]) -> Shape:
         """Raises ModelFileError where the stored shapes do not fit."""

@@ -17,7 +17,7 @@ from kvtrio.model.errors import ModelFileError, safe_name
 from kvtrio.model.families import FAMILIES
 from kvtrio.model.folder_config import FolderModel
 from kvtrio.model.folder_delta_net import delta_net_rules
-from kvtrio.model.folder_more import WITH_GUESSES, more_rules
+from kvtrio.model.folder_more import BLOCKS, SCALES, WITH_GUESSES, more_rules
 from kvtrio.model.folder_moves import (
     AS_IS,
     CONV,
@@ -25,6 +25,7 @@ from kvtrio.model.folder_moves import (
     STACKED,
     Recipe,
     Rule,
+    Shape,
     decay,
     half,
     paired,
@@ -127,10 +128,20 @@ def recipes(model: FolderModel, stored: Mapping[str, tuple[int, ...]]) -> dict[s
         if rest not in rules:
             raise _unknown(name)
         for ours, recipe in rules[rest]:
-            found[prefix + ours] = evolve(recipe, sources=(name,))
+            found[prefix + ours] = evolve(recipe, sources=_sources(recipe, name, stored))
     for path, row in experts.items():
         _stack(found, rules, path, row)
     return found
+
+
+def _sources(recipe: Recipe, name: str, stored: Mapping[str, Shape]) -> tuple[str, ...]:
+    """The tensor that a rule is for, and what goes with it."""
+    if not recipe.is_mxfp4:
+        return (name,)
+    scales = name.removesuffix(BLOCKS) + SCALES
+    if scales not in stored:
+        raise ModelFileError(f"tensor {safe_name(scales)} is missing")
+    return name, scales
 
 
 def _ties_by_default(kind: str) -> bool:

@@ -49,7 +49,7 @@ def test_plain_configs_are_read(kind):
         ("phi3", {"rope_parameters": SHORT | {"partial_rotary_factor": 1e308}}, "outside 0 to 1"),
         ("gpt_oss", {"attention_bias": False}, "another attention_bias than True"),
         ("gpt_oss", {"swiglu_limit": 6.0}, "another swiglu_limit than 7.0"),
-        ("gpt_oss", {"quantization_config": {"quant_method": "mxfp4"}}, "quantised already"),
+        ("gpt_oss", {"quantization_config": {"quant_method": "fp8"}}, "quantised already"),
         ("glm4_moe", {"n_routed_experts": "8"}, "n_routed_experts is not a whole number"),
         ("deepseek_v2", {"topk_method": "group_limited_greedy"}, "another topk_method"),
         ("deepseek_v2", {"norm_topk_prob": True}, "another norm_topk_prob than False"),
