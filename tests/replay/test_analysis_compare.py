@@ -9,8 +9,10 @@ import duckdb
 import numpy as np
 import pytest
 
-from harness.logs import hit, write_log
+from harness.logs import done, hit, made, write_log
 from kvtrio.core.explain import CachePath, MissReason, TurnClass
+from kvtrio.core.types import FinishReason, RejectReason
+from kvtrio.obs.events import RequestRejected
 from kvtrio.obs.schema import Digest
 from kvtrio.replay.analysis.bootstrap import (
     Sums,
@@ -71,6 +73,21 @@ def test_a_difference_is_told_from_chance(tmp_path: Path) -> None:
     assert changed["first token, median"] == "better"
     assert changed["typical gap, median"] == "within noise"
     assert set(unchanged.values()) == {"within noise"}
+
+
+@pytest.mark.slow
+def test_what_was_refused_was_offered(tmp_path: Path) -> None:
+    """As in the table of goodput: a server that turns everybody away serves nobody in time. And a
+    prompt counts once, with as much of it as was read."""
+    refused = made(RequestRejected, reason=RejectReason.QUEUE_FULL)
+    left: dict[str, Any] = {"reason": FinishReason.ABORT, "num_computed_tokens": 7}
+    served = [(0.0, done()), (0.1, done(is_copy=True, num_cached_tokens=99)), (0.2, done(**left))]
+    a = write_log(tmp_path / "a", served)
+    b = write_log(tmp_path / "b", [*served, *[(1.0, refused)] * 6])
+    result = {each.name: (each.a, each.b) for each in compared(a, b).differences}
+    assert result["requests in time"] == (1.0, 0.25)
+    assert result["reused share of prompt tokens"] == (0.0, 0.0)
+    assert result["prompt tokens computed per request"] == (53.5, 53.5)
 
 
 @pytest.mark.slow

@@ -158,6 +158,21 @@ def test_where_the_prompt_tokens_came_from(known: Report) -> None:
     assert dict(known.figures.waterfall)["late:evicted"] == 100
 
 
+def test_what_was_never_read_is_not_computed(tmp_path: Path) -> None:
+    """Of a client that left: what it was reused, what was read, and the rest, in every table; what
+    further answers wrote was written."""
+    left = done(reason=FinishReason.ABORT, num_cached_tokens=16, num_computed_tokens=20)
+    more = done(is_copy=True, num_cached_tokens=99, num_computed_tokens=1)
+    report = reported(tmp_path / "log", [left, done(), more])
+    tokens = {row[0]: row[1] for row in rows(report, "tokens")}
+    assert tokens["prompt tokens"] == 200
+    assert tokens["computed"] == 120
+    assert tokens["never read: the request ended before"] == 64
+    assert tokens["generated"] == 60
+    assert rows(report, "reasons") == [("cannot hit", "first_turn", 2, 1.0, 120, 120 / 200)]
+    assert rows(report, "by_adapters")[0][3:5] == (300, 121)
+
+
 def test_times_are_times_that_happened(tmp_path: Path) -> None:
     """Percentiles by nearest rank, for all and for each group that has any."""
     events = [done(prefill_s=float(second)) for second in range(1, 101)]

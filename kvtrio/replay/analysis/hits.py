@@ -108,7 +108,7 @@ def _reasons(store: Store) -> Table:
     rows = store.rows(
         f"""SELECT class, coalesce(miss_reason::VARCHAR, '{UNKNOWN}') AS why, count(*),
                 count(*) / sum(count(*)) OVER (PARTITION BY class),
-                sum(prompt - cached), sum(prompt - cached) / nullif(sum(sum(prompt)) OVER (), 0)
+                sum(computed), sum(computed) / nullif(sum(sum(prompt)) OVER (), 0)
             FROM requests WHERE class <> 'apart' GROUP BY 1, 2"""
     )
     rows.sort(key=lambda row: (row[0] != "should", REASONS.index(row[1])))
@@ -118,7 +118,7 @@ def _reasons(store: Store) -> Table:
         count("turns", "turns"),
         share("share", "of the class"),
         count("computed_tokens", "computed"),
-        share("computed_share", "of all prompt tokens"),
+        share("computed_share", "of the turns' prompt tokens"),
     )
     words = {"should": "should hit", "cannot": "cannot hit"}
     named = [(words[row[0]], *row[1:]) for row in rows]

@@ -18,6 +18,12 @@ from kvtrio.replay.analysis.times import Limits
 
 GROUP = f"""CAST(hash(coalesce('s' || session, ended::VARCHAR || '/' || request_id)) % {NUM_GROUPS}
     AS INT)"""
+REFUSED = f"""
+    SELECT CAST(hash(coalesce('s' || session, timestamp::VARCHAR || '/' || request_id, ''))
+        % {NUM_GROUPS} AS INT), count(*)
+    FROM good WHERE event = 'request.rejected' OR outcome = 'refused' GROUP BY 1"""
+OFFERED = "requests in time"
+"""Of all but those whose client left; what was refused is offered and not in time."""
 
 
 @frozen
@@ -41,6 +47,8 @@ class Quantile:
 
 
 SHOULD = "class = 'should'"
+ONCE = "NOT is_copy"
+"""A prompt counts with its first answer."""
 IN_TIME = """reason IN ('stop', 'length', 'done') AND coalesce(first_token_s <= $first, false)
     AND coalesce(longest_gap_s <= $gap, true)"""
 RATIOS = (
@@ -61,11 +69,23 @@ RATIOS = (
         f"{SHOULD} AND is_missed AND NOT is_adapted",
         f"{SHOULD} AND NOT is_adapted",
     ),
-    Ratio("reused share of prompt tokens", Kind.SHARE, False, "cached", "prompt"),
-    Ratio("prompt tokens computed per request", Kind.COUNT, True, "prompt - cached", "1"),
+    Ratio(
+        "reused share of prompt tokens",
+        Kind.SHARE,
+        False,
+        f"CASE WHEN {ONCE} THEN cached END",
+        f"CASE WHEN {ONCE} THEN prompt END",
+    ),
+    Ratio(
+        "prompt tokens computed per request",
+        Kind.COUNT,
+        True,
+        f"CASE WHEN {ONCE} THEN computed END",
+        f"{ONCE} AND computed IS NOT NULL",
+    ),
     Ratio("generated tokens per request", Kind.COUNT, False, "generated", "1"),
     Ratio(
-        "requests in time",
+        OFFERED,
         Kind.SHARE,
         False,
         IN_TIME,
@@ -125,6 +145,9 @@ def _sums(store: Store, limits: Limits) -> Sums:
     sums = np.zeros((NUM_GROUPS, 2 * len(RATIOS)))
     for group, *numbers in rows:
         sums[group] = [number or 0.0 for number in numbers]
+    offered = 2 * [each.name for each in RATIOS].index(OFFERED) + 1
+    for group, number in store.rows(REFUSED):
+        sums[group, offered] += number
     return Sums(sums[:, ::2], sums[:, 1::2])
 
 

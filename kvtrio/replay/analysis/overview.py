@@ -91,15 +91,17 @@ def _rejections(store: Store) -> Table:
 
 
 def token_sums(store: Store) -> dict[str, int]:
-    """Prompt tokens by where they came from, further answers to a prompt left out."""
-    names = ("prompt", "device", "ram", "disk", "reused_elsewhere", "computed", "again", "written")
+    """Prompt tokens by where they came from, each prompt once; and what was written."""
+    names = ("prompt", "device", "ram", "disk", "reused_elsewhere", "computed", "unread", "again")
     row = store.row(
         """SELECT sum(prompt), sum(device), sum(ram), sum(coalesce(disk, 0)),
                sum(cached - device - ram - coalesce(disk, 0)), sum(coalesce(computed, 0)),
-               sum(again), sum(generated)
+               sum(greatest(prompt - cached - computed, 0)), sum(again)
            FROM requests WHERE NOT is_copy"""
     )
-    return {name: int(value or 0) for name, value in zip(names, row, strict=True)}
+    (written,) = store.row("SELECT sum(generated) FROM requests")
+    sums = {name: int(value or 0) for name, value in zip(names, row, strict=True)}
+    return sums | {"written": int(written or 0)}
 
 
 def _tokens(store: Store) -> Table:
@@ -111,6 +113,7 @@ def _tokens(store: Store) -> Table:
         "disk": "reused from disk",
         "reused_elsewhere": "reused, the server does not say from where",
         "computed": "computed",
+        "unread": "never read: the request ended before",
         "again": "computed again after a preemption, in no sum above",
         "written": "generated",
     }
@@ -125,7 +128,13 @@ def _tokens(store: Store) -> Table:
         count("tokens", "tokens"),
         share("share", "share"),
     )
-    return Table(key="tokens", title="Tokens", columns=columns, rows=integers(rows, columns))
+    return Table(
+        key="tokens",
+        title="Tokens",
+        columns=columns,
+        rows=integers(rows, columns),
+        note="A prompt counts once, however many answers it has.",
+    )
 
 
 def _expectations(store: Store) -> list[Table]:

@@ -26,7 +26,7 @@ def _shares(store: Store, key: str) -> Table:
             ranked AS (SELECT owner, row_number() OVER (ORDER BY count(*) DESC, owner) AS rank
                 FROM named GROUP BY owner)
         SELECT CASE WHEN rank <= {MOST} THEN owner ELSE '{OTHERS}' END AS shown, count(*),
-            count(*) / sum(count(*)) OVER (), sum(prompt), sum(prompt - cached), sum(generated),
+            count(*) / sum(count(*)) OVER (), sum(prompt), sum(computed), sum(generated),
             sum(prefill_s + decode_s),
             sum(prefill_s + decode_s) / nullif(sum(sum(prefill_s + decode_s)) OVER (), 0),
             count(*) FILTER (class = 'should'),
