@@ -21,8 +21,8 @@ def serve(
     model: Annotated[
         str | None,
         Parameter(
-            help="A GGUF file (of a split one, the first part), or smollm2 or gemma3-270m, which "
-            "are downloaded on first use. Default: smollm2."
+            help="A GGUF file (of a split one, the first part), a Hugging Face folder, or smollm2 "
+            "or gemma3-270m, which are downloaded on first use. Default: smollm2."
         ),
     ] = None,
     /,
