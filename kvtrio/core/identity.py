@@ -202,6 +202,7 @@ class TokenTrail:
     def _key_after(self, index: int, num_tokens: int) -> bytes:
         start = index * self.block_size
         end = start + num_tokens
+        assert end <= len(self.tags), "keys are of tokens that are there"
         parent = self.chain[index - 1] if index else self.keys.root_key()
         tokens = [tag & TOKEN_MASK for tag in self.tags[start:end]]
         return self.keys.block_key(parent, start, tokens, self._runs(start, end))

@@ -80,6 +80,8 @@ def _behind(disk: DiskTier, trail: TokenTrail, index: int) -> list[StoredHead]:
 
 def _is_in(entry: Entry, trail: TokenTrail) -> bool:
     head = entry.head
+    if head.end > len(trail.tags):
+        return False
     return head.key == trail.key_of(head.start // trail.block_size, len(head.token_ids))
 
 
