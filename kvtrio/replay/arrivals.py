@@ -51,7 +51,9 @@ class Arrivals:
 
     @property
     def is_done(self) -> bool:
-        return self._next == len(self.scenario.requests) and not self._actions and not self._due
+        """Nothing is to come, not even behind a turn that runs."""
+        are_known = self._next == len(self.scenario.requests) and not self._actions
+        return are_known and not self._due and not any(self._followers.values())
 
     def take(self, now: float) -> Iterator[tuple[float, Request | Action]]:
         """What is due, with its time, in order."""

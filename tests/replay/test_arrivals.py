@@ -48,11 +48,14 @@ def test_closed_turns_wait_for_the_turn_before():
     source = arrivals(*lines, request(3, 2.6, 5), is_closed=True)
     assert taken(source, 10.0) == [(1.0, 0), (2.5, 2)]
     assert source.next_s == inf
+    assert not source.is_done, "turns are to come behind one that runs"
     source.end(0, 11.0)
     assert source.next_s == 14.0
     assert taken(source, 14.0) == [(14.0, 1)]
     source.end(1, 15.0)
+    assert not source.is_done
     assert taken(source, 15.0) == [(15.0, 3)]
+    assert source.is_done
 
 
 def test_an_action_waits_for_all_before_it_and_holds_up_all_behind():
