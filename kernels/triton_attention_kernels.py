@@ -72,6 +72,24 @@ def _weighed(weights, values, is_value, acc):
     return product(weights.to(v.dtype), v, acc)
 
 
+@triton.jit
+def store_rows(
+    acc, best, total, is_row, place, out, sums, DIM: tl.constexpr, BLOCK: tl.constexpr,
+    SEGMENT: tl.constexpr,
+):  # fmt: skip
+    """What a tile's rows have seen, at their places; with SEGMENT as parts, with their sums."""
+    v = tl.arange(0, BLOCK)
+    mask = is_row[:, None] & (v < DIM)[None, :]
+    target = out + place[:, None] * DIM + v[None, :]
+    if SEGMENT:
+        tl.store(target, acc, mask=mask)
+        tl.store(sums + place * 2, best, mask=is_row)
+        tl.store(sums + place * 2 + 1, total, mask=is_row)
+    else:
+        total = tl.where(is_row, total, 1.0)  # rows that are nobody's have seen nothing
+        tl.store(target, (acc / total[:, None]).to(out.dtype.element_ty), mask=mask)
+
+
 @triton.jit(do_not_specialize=["num_chunks", "num_segments"])
 def attend_kernel(
     q, keys, values, first_rows, starts, lengths, tables, table_starts, tile_starts, num_chunks,
@@ -127,17 +145,9 @@ def attend_kernel(
         is_value = is_key[:, None] & (v < VALUE_DIM)[None, :]
         source = values + place[:, None] * VALUE_DIM + v[None, :]
         acc = _weighed(weights, source, is_value, acc * kept[:, None])
-    target = is_row[:, None] & (v < VALUE_DIM)[None, :]
-    if SEGMENT:
-        part = (chunk.to(tl.int64) * num_heads + head) * num_segments + tl.program_id(2)
-        tl.store(out + part[:, None] * VALUE_DIM + v[None, :], acc, mask=target)
-        tl.store(sums + part * 2, best, mask=is_row)
-        tl.store(sums + part * 2 + 1, total, mask=is_row)
-    else:
-        total = tl.where(is_row, total, 1.0)  # rows that are nobody's have seen nothing
-        result = (acc / total[:, None]).to(out.dtype.element_ty)
-        place = row * num_heads + head
-        tl.store(out + place[:, None] * VALUE_DIM + v[None, :], result, mask=target)
+    part = (chunk.to(tl.int64) * num_heads + head) * num_segments + tl.program_id(2)
+    place = part if SEGMENT else row * num_heads + head
+    store_rows(acc, best, total, is_row, place, out, sums, VALUE_DIM, BLOCK_V, SEGMENT)
 
 
 @triton.jit(do_not_specialize=["num_segments"])

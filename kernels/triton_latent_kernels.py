@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from kvtrio.kernels.triton_attention_kernels import chunk_of, softened, span
+from kvtrio.kernels.triton_attention_kernels import chunk_of, softened, span, store_rows
 from kvtrio.kernels.triton_common import product
 
 
@@ -57,13 +57,6 @@ def latent_kernel(
         weights, kept, best = softened(tl.where(is_seen, scores, float("-inf")), best)
         total = total * kept + tl.sum(weights, 1)
         acc = product(weights.to(values.dtype), values, acc * kept[:, None])
-    target = is_row[:, None] & is_latent[None, :]
-    if SEGMENT:
-        part = (chunk.to(tl.int64) * num_heads + head) * num_segments + tl.program_id(2)
-        tl.store(out + part[:, None] * LATENT + i[None, :], acc, mask=target)
-        tl.store(sums + part * 2, best, mask=is_row)
-        tl.store(sums + part * 2 + 1, total, mask=is_row)
-    else:
-        total = tl.where(is_row, total, 1.0)  # rows that are nobody's have seen nothing
-        place = (row * num_heads + head)[:, None] * LATENT + i[None, :]
-        tl.store(out + place, (acc / total[:, None]).to(out.dtype.element_ty), mask=target)
+    part = (chunk.to(tl.int64) * num_heads + head) * num_segments + tl.program_id(2)
+    place = part if SEGMENT else row * num_heads + head
+    store_rows(acc, best, total, is_row, place, out, sums, LATENT, BLOCK_L, SEGMENT)
