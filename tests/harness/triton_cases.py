@@ -63,32 +63,32 @@ def queries(num_chunks: int, length: int) -> Queries:
     )
 
 
-def _attend(shape: Shape, length: int, has_sinks: bool = False) -> None:
+def _attend(shape: Shape, length: int, has_sinks: bool = False, num: int = 32) -> None:
     cache = tuple(values(512, 16, shape.num_kv_heads, n) for n in (shape.head_dim, shape.value_dim))
     q = values(32, shape.num_heads, shape.head_dim)
     out = values(32, shape.num_heads, shape.value_dim)
     sinks = values(shape.num_heads, dtype=F32) if has_sinks else None
-    attend(q, (cache[0], cache[1]), queries(32, length), shape, out, sinks)
+    attend(q, (cache[0], cache[1]), queries(num, length), shape, out, sinks)
 
 
 def _multiply(name: str, num_rows: int) -> None:
     multiply(values(num_rows, HIDDEN), packed(name), values(num_rows, HIDDEN))
 
 
-def _qkv() -> None:
-    rows = QkvRows(values(32, dtype=torch.int64), *(values(32, DIM // 2, dtype=F32),) * 2)
+def _qkv(num: int = 32) -> None:
+    rows = QkvRows(values(num, dtype=torch.int64), *(values(num, DIM // 2, dtype=F32),) * 2)
     norms = (values(DIM, dtype=F32), values(DIM, dtype=F32))
     cache = (values(512, 16, KV, DIM), values(512, 16, KV, DIM))
     shape = QkvShape(HEADS, KV, DIM, DIM, DIM, False, False, 1e-5)
-    write_qkv(values(32, (HEADS + 2 * KV) * DIM), norms, rows, cache, shape)
+    write_qkv(values(num, (HEADS + 2 * KV) * DIM), norms, rows, cache, shape)
 
 
-def _adapters() -> None:
+def _adapters(num: int = 32) -> None:
     ints, wide = partial(values, dtype=torch.int32), partial(values, dtype=torch.int64)
     parts = tuple(PartTable(wide(3), ints(3), ints(3), first, 1024) for first in (0, 1024))
     weight = WeightTable(wide(3), wide(3), ints(3), 32, parts)
-    tiles = Tiles(wide(32), *[ints(4)] * 4, ints(5), values(5, dtype=F32), 2)
-    add_adapters(values(32, HIDDEN), values(32, 2048), tiles, weight)
+    tiles = Tiles(wide(num), *[ints(num)] * 4, ints(num), values(num, dtype=F32), 2)
+    add_adapters(values(num, HIDDEN), values(num, 2048), tiles, weight)
 
 
 def _copies() -> None:
@@ -97,9 +97,9 @@ def _copies() -> None:
     copy_parts(pool, pool, Pairs(wide(9), wide(9), values(9, dtype=torch.int32)))
 
 
-def _runs(length: int) -> Runs:
+def _runs(length: int, num: int = 32) -> Runs:
     ints = partial(values, dtype=torch.int32)
-    return Runs(ints(32), ints(32), ints(32), values(32, dtype=torch.int64), length)
+    return Runs(ints(num), ints(num), ints(num), values(num, dtype=torch.int64), length)
 
 
 def _convolution() -> None:
@@ -107,18 +107,18 @@ def _convolution() -> None:
     causal_conv(wide(32, 8192), wide(8192, 4), wide(8192), wide(64, 3, 8192), _runs(64), True)
 
 
-def _delta(length: int) -> None:
-    rows = [values(32, 32, DIM, dtype=F32)] * 3 + [values(32, 32, dtype=F32)] * 2
+def _delta(length: int, num: int = 32) -> None:
+    rows = [values(num, 32, DIM, dtype=F32)] * 3 + [values(num, 32, dtype=F32)] * 2
     states = values(64, 32, DIM, DIM, dtype=F32)
     inputs = (rows[0], rows[1], rows[2], rows[3], rows[4])
-    delta_rule(inputs, states, _runs(length), DeltaShape(32, DIM, DIM), rows[0])
+    delta_rule(inputs, states, _runs(length, num), DeltaShape(32, DIM, DIM), rows[0])
 
 
-def _latent(heads: int, length: int) -> None:
+def _latent(heads: int, length: int, num: int = 32) -> None:
     """As DeepSeek 2 lite, with 16 heads, and DeepSeek 3, with 128, have it."""
     shape = LatentShape(heads, 512, 64, 0.1)
     q, cache = values(32, heads, 576), values(512, 16, 1, 576)
-    attend_latent(q, cache, queries(32, length), shape, values(32, heads, 512))
+    attend_latent(q, cache, queries(num, length), shape, values(32, heads, 512))
 
 
 def _experts(name: str | None, num_rows: int) -> None:
@@ -132,12 +132,14 @@ def _experts(name: str | None, num_rows: int) -> None:
     apply_experts(values(num_rows, cols), choice, Experts(wide, wide, down, Act.CLAMPED))
 
 
-def _space(length: int) -> None:
+def _space(length: int, num: int = 32) -> None:
     """As Granite 4 small has it: 128 heads of 64 values, states of 128."""
     wide = partial(values, dtype=F32)
-    inputs = (wide(32, 128 * 64 + 2 * 128), wide(32, 128), wide(32, 128))
+    inputs = (wide(num, 128 * 64 + 2 * 128), wide(num, 128), wide(num, 128))
     states = wide(64, 128, 64, 128)
-    state_space(inputs, wide(128), states, _runs(length), SpaceShape(128, 64, 1, 128), inputs[0])
+    state_space(
+        inputs, wide(128), states, _runs(length, num), SpaceShape(128, 64, 1, 128), inputs[0]
+    )
 
 
 PLAIN = Shape(HEADS, KV, DIM, DIM, 0.09)
@@ -170,3 +172,26 @@ CASES: dict[str, Callable[[], object]] = {
     **{f"{name}, 17 rows": partial(_multiply, name, FEW_ROWS + 1) for name in ("Q4_K", "Q6_K")},
     **{f"{name}, 64 rows": partial(_multiply, name, 64) for name in KINDS},
 }
+
+
+FEW, MORE, MANY = (1, 7, 16), (17, 24, 32), (33, 48, 101)
+ALIKE: dict[str, list[Callable[[], object]]] = {
+    "qkv": [partial(_qkv, n) for n in FEW],
+    "adapters": [partial(_adapters, n) for n in FEW],
+    **{
+        f"attention, {length}": [partial(_attend, PLAIN, length, num=n) for n in FEW]
+        for length in (1, 64)
+    },
+    **{
+        f"latent, {length}": [partial(_latent, 16, length, num=n) for n in FEW]
+        for length in (1, 64)
+    },
+    **{f"delta net, {length}": [partial(_delta, length, n) for n in FEW] for length in (1, 64)},
+    **{f"state space, {length}": [partial(_space, length, n) for n in FEW] for length in (1, 64)},
+    **{
+        f"products of {rows[0]} rows": [partial(_multiply, "Q4_K", n) for n in rows]
+        for rows in (FEW, MORE, MANY)
+    },
+    "experts": [partial(_experts, "MXFP4", n) for n in FEW],
+}
+"""Launches that differ in what differs from step to step: none may be compiled for itself."""

@@ -1,15 +1,17 @@
 """Compiles what the kernels' launchers would launch, for a GPU that need not be there.
 
 Run as a program, with ``TRITON_INTERPRET`` unset or 0 and the targets (80 90) as arguments: prints
-one JSON line per kernel, shape and target. Launchers run over tensors of real shapes without
-memory; instead of being launched, each kernel is compiled with the very tiles that its launcher
-chose.
+one JSON line per kernel, shape and target, and before those how often each kernel would be compiled
+for launches that differ as steps do, and for one of them. Launchers run over tensors of real shapes
+without memory; instead of being launched, each kernel is compiled with the very tiles that its
+launcher chose.
 """
 
 import json
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -106,10 +108,28 @@ def launched(launch: Callable[[], object]) -> Launches:
     return launches
 
 
+def variant(kernel: JITFunction[Any], args: tuple[Any, ...], named: dict[str, Any]) -> str:
+    """Equal for launches that run the same code."""
+    built, options = source(kernel, args, named)
+    parts = (built.signature, built.constants, built.attrs, options)
+    return f"{kernel.__name__} {parts}"
+
+
+def num_variants(launches: list[Callable[[], object]]) -> dict[str, int]:
+    """Of each kernel, how often it would be compiled for all of these."""
+    found = {variant(*each) for launch in launches for each in launched(launch).found}
+    return dict(Counter(each.split()[0] for each in found))
+
+
 def compiled(cases: dict[str, Callable[[], object]], targets: list[int]) -> Iterator[Compiled]:
-    """Every kernel of every case, once per target."""
+    """Every kernel of every case, once per target; of several alike the first."""
+    done = set[str]()
     for name, launch in cases.items():
         for kernel, args, named in launched(launch).found:
+            own = variant(kernel, args, named)
+            if own in done:
+                continue
+            done.add(own)
             for target in targets:
                 built, options = source(kernel, args, named)
                 gpu = GPUTarget("cuda", target, 32)
@@ -127,8 +147,11 @@ def compiled(cases: dict[str, Callable[[], object]], targets: list[int]) -> Iter
 
 
 def main(targets: list[int]) -> None:
-    from harness.triton_cases import CASES
+    from harness.triton_cases import ALIKE, CASES
 
+    for name, launches in ALIKE.items():
+        counts = [num_variants(each) for each in (launches[:1], launches)]
+        print(json.dumps({"alike": name, "one": counts[0], "all": counts[1]}), flush=True)
     for each in compiled(CASES, targets):
         print(json.dumps(asdict(each)), flush=True)
 
