@@ -102,9 +102,8 @@ class TorchBackend:
         return cls(spec, Parts(info, layout, pools, ops, TorchAdapters(spec, device)))
 
     @classmethod
-    def sizing(cls, file: TensorFile, spec: ModelSpec, settings: BackendSettings) -> Sizing | None:
-        """What ``load`` would take; None where it does not say. Raises as ``load`` does, but not
-        for too little memory."""
+    def sizing(cls, file: TensorFile, spec: ModelSpec, settings: BackendSettings) -> Sizing:
+        """What ``load`` would take. Raises as it does, but not for too little memory."""
         spec = spec.for_context(settings.max_context)
         return _sized(file, spec, settings, device_of(settings.device))
 
