@@ -31,10 +31,10 @@ def run(target: int, cache: Path) -> subprocess.Popen[str]:
 
 def table(rows: list[dict[str, Any]]) -> str:
     head = (
-        f"{'case':26}{'kernel':20}{'sm':>4}{'warps':>7}{'registers':>11}{'shared':>8}{'spilled':>9}"
+        f"{'case':28}{'kernel':20}{'sm':>4}{'warps':>7}{'registers':>11}{'shared':>8}{'spilled':>9}"
     )
     lines = [
-        f"{row['case']:26}{row['kernel']:20}{row['target']:4}{row['warps']:7}{row['registers']:11}"
+        f"{row['case']:28}{row['kernel']:20}{row['target']:4}{row['warps']:7}{row['registers']:11}"
         f"{row['shared']:8}{row['spilled']:9}"
         for row in rows
     ]
