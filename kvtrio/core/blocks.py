@@ -13,10 +13,14 @@ slots: states of all recurrent layers behind one position.
    go before it; see ``parts``.
 """
 
+from array import array
+
 from attrs import define, field
 
-from kvtrio.core.identity import Identity
+from kvtrio.core.identity import Identity, tags_of
 from kvtrio.core.types import BlockId, Tier
+
+NO_TAGS = tags_of()
 
 
 @define(eq=False)
@@ -84,7 +88,7 @@ class Block:
     parent: "Block | None" = None
     start: int = 0
     """Position of the first token."""
-    tags: tuple[int, ...] = ()
+    tags: "array[int]" = NO_TAGS
     """Token ids with context numbers, see ``identity``; fewer than a block's only in a leaf."""
     end: int = 0
     """Position behind the last token."""

@@ -22,6 +22,12 @@ TOKEN_MASK = (1 << TAG_SHIFT) - 1
 """A tag is a token id with its context's number above it: equal tags, equal state."""
 
 
+def tags_of(tags: Iterable[int] = ()) -> "array[int]":
+    """Tags as they are kept: numbers of 64 bits side by side, which compare as fast as memory is
+    read and take an eighth of the room of Python's own."""
+    return array("Q", tags)
+
+
 @frozen
 class AdapterUse:
     """One adapter at one scale. ``adapter_id`` is the backend's handle and no part of identity."""
@@ -138,7 +144,7 @@ class TokenTrail:
     block_size: int
     contexts: tuple[tuple[int, Context], ...]
     """(first position, context), ascending, the first at 0."""
-    tags: list[int] = field(init=False, factory=list)
+    tags: "array[int]" = field(init=False, factory=tags_of)
     chain: list[bytes] = field(init=False, factory=list)
 
     @cached_property
@@ -151,13 +157,13 @@ class TokenTrail:
 
     def extend(self, token_ids: Sequence[int]) -> None:
         """As many times ``append``."""
-        self.tags += _tagged(token_ids, self._last_base)
+        self.tags.extend(_tagged(token_ids, self._last_base))
 
     def extend_prompt(self, token_ids: Sequence[int]) -> None:
         """A whole prompt, one slice per context."""
         ends = [start for start, _ in self.contexts[1:]] + [len(token_ids)]
         for (start, context), end in zip(self.contexts, ends, strict=True):
-            self.tags += _tagged(token_ids[start:end], context.number << TAG_SHIFT)
+            self.tags.extend(_tagged(token_ids[start:end], context.number << TAG_SHIFT))
 
     @cached_property
     def _identities(self) -> tuple[Identity, ...]:

@@ -6,13 +6,14 @@
    in use when the longer one comes stays until it is evicted.
 """
 
+from array import array
 from bisect import bisect_left
 from collections.abc import Sequence
 
 from attrs import define, field, frozen
 
 from kvtrio.core.blocks import Block, Checkpoint
-from kvtrio.core.identity import TAG_SHIFT, TOKEN_MASK, TokenTrail
+from kvtrio.core.identity import TAG_SHIFT, TOKEN_MASK, TokenTrail, tags_of
 
 
 @frozen
@@ -43,7 +44,7 @@ def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
     return min(len(a), len(b))
 
 
-def _tags(block: Block) -> tuple[int, ...]:
+def _tags(block: Block) -> "array[int]":
     return block.tags
 
 
@@ -79,7 +80,7 @@ class PrefixIndex:
             if not parent.children:
                 break
             key = keys[index] if index < len(keys) else trail.key(index)
-            child = self.find(parent, key, tuple(tags[index * size : (index + 1) * size]))
+            child = self.find(parent, key, tags[index * size : (index + 1) * size])
             if child is None:
                 break
             blocks.append(child)
@@ -95,13 +96,13 @@ class PrefixIndex:
         numbers = self.starts.get((identity.namespace, tokens), {})
         return [number for number in numbers if number != identity.number]
 
-    def follow(self, tags: Sequence[int], number: int, limit: int) -> int:
+    def follow(self, tags: "array[int]", number: int, limit: int) -> int:
         """How many of the first ``limit`` tokens of ``tags`` are known under another identity;
         costs what is found, no hashing."""
         base, size, parent, start = number << TAG_SHIFT, self.block_size, self.root, 0
         while start < limit:
             some = tags[start : min(start + size, limit)]
-            child, num = self._longest(parent, [tag & TOKEN_MASK | base for tag in some])
+            child, num = self._longest(parent, tags_of(tag & TOKEN_MASK | base for tag in some))
             start += num
             if child is None or num < size:
                 break
@@ -112,17 +113,16 @@ class PrefixIndex:
         """Of a first block: whether it is a whole one under one identity."""
         return len(block.tags) == self.block_size and len(block.identities) == 1
 
-    def find(self, parent: Block, key: bytes, tags: tuple[int, ...]) -> Block | None:
+    def find(self, parent: Block, key: bytes, tags: "array[int]") -> Block | None:
         """The child of ``parent`` that holds exactly ``tags``."""
         for block in self.by_key.get(key, ()):
             if block.parent is parent and block.tags == tags:
                 return block
         return None
 
-    def _longest(self, parent: Block, tags: Sequence[int]) -> tuple[Block | None, int]:
+    def _longest(self, parent: Block, wanted: "array[int]") -> tuple[Block | None, int]:
         if not parent.children:
             return None, 0
-        wanted = tuple(tags)
         at = bisect_left(parent.children, wanted, key=_tags)
         best: Block | None = None
         longest = 0
@@ -150,7 +150,7 @@ class PrefixIndex:
             return before
         return None
 
-    def covering(self, parent: Block, tags: Sequence[int]) -> Block | None:
+    def covering(self, parent: Block, tags: "array[int]") -> Block | None:
         """The child of ``parent`` that begins with all of ``tags``."""
         child, num = self._longest(parent, tags)
         return child if num == len(tags) else None

@@ -143,7 +143,7 @@ def _check_entry(core: Core, request: Request, index: int, block: Block) -> None
     require(block.tier is Tier.DEVICE, "held blocks lie on the device")
     if is_published:
         start = index * core.config.block_size
-        tags = tuple(request.trail.tags[start : start + core.config.block_size])
+        tags = request.trail.tags[start : start + core.config.block_size]
         require(block.tags == tags and block.start == start, "held blocks hold these tokens")
 
 
@@ -168,7 +168,7 @@ def _check_index(cache: TieredCache, cached: list[Block]) -> None:
     require(filed == Counter(map(id, cached)), "the tree and the keys hold the same blocks")
     require(cache.index.num_blocks == len(cached), "the index counts its blocks")
     for block in [cache.index.root, *cached]:
-        tags = [child.tags for child in block.children]
+        tags = [tuple(child.tags) for child in block.children]
         require(tags == sorted(set(tags)), "children are sorted and distinct")
         is_full = block is cache.index.root or len(block.tags) == cache.config.block_size
         require(is_full or not block.children, "only a full block has children")

@@ -120,7 +120,7 @@ class TieredCache(Storage):
         """
         parent, trail, size = place.parent, place.trail, self.config.block_size
         start = parent.end
-        tags = tuple(trail.tags[start : start + num_tokens])
+        tags = trail.tags[start : start + num_tokens]
         key = trail.key_of(start // size, num_tokens)
         if parent.children:
             if known := self.index.find(parent, key, tags):

@@ -6,6 +6,7 @@ prompt is the same, whether or not a server was told its name; on a server, each
 from its start.
 """
 
+from array import array
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from math import inf
@@ -40,7 +41,7 @@ class PlainTrail(TokenTrail):
     def _key_after(self, index: int, num_tokens: int) -> bytes:
         start = index * self.block_size
         parent = self.chain[index - 1] if index else b""
-        number = hash((parent, *self.tags[start : start + num_tokens]))
+        number = hash((parent, self.tags[start : start + num_tokens].tobytes()))
         return number.to_bytes(8, "little", signed=True)
 
 
@@ -88,7 +89,7 @@ class SimulatedCore(Core):
             self._num_remembered -= length
 
 
-def _num_same(a: list[int], b: list[int]) -> int:
+def _num_same(a: "array[int]", b: "array[int]") -> int:
     """Equal leading tags: the tokens and what they are computed under. By halving, since slices
     compare fast."""
     low, high = 0, min(len(a), len(b))

@@ -1,6 +1,7 @@
 """What is reused, what is not, and what is said about it."""
 
 import gc
+from array import array
 
 import pytest
 
@@ -264,19 +265,17 @@ def test_matching_does_not_depend_on_the_number_of_siblings():
     assert len(looked_at) < 100
 
 
-class Counting(tuple):
-    """A tuple that tells when it is compared."""
+class Counting(array):
+    """Tags that tell when they are compared."""
 
     def __new__(cls, items, seen):
-        self = super().__new__(cls, items)
+        self = super().__new__(cls, "Q", items)
         self.seen = seen
         return self
 
     def __lt__(self, other):
         self.seen.append(1)
-        return tuple.__lt__(self, other)
-
-    __hash__ = tuple.__hash__
+        return array.__lt__(self, other)
 
 
 def test_the_same_bytes_under_new_handles_find_their_state_for_good():

@@ -7,6 +7,7 @@ from kvtrio.core import invariants
 from kvtrio.core.blocks import Block
 from kvtrio.core.config import Group
 from kvtrio.core.explain import MissReason
+from kvtrio.core.identity import tags_of
 from kvtrio.core.index import Match
 from kvtrio.core.resume import shortened
 from kvtrio.core.types import Retain, StateClass, Tier
@@ -202,8 +203,9 @@ def test_without_windows_nothing_is_counted_for_them():
 )
 def test_a_match_is_shortened_to_the_token(num_tokens, num_blocks, num_partial):
     """Whole blocks and the first places of one more."""
-    blocks = tuple(Block(ids=(), tags=(1,) * 16, start=end - 16, end=end) for end in (16, 32))
-    rest = Block(ids=(), tags=(1,) * 5, start=32, end=37)
+    whole = tags_of((1,) * 16)
+    blocks = tuple(Block(ids=(), tags=whole, start=end - 16, end=end) for end in (16, 32))
+    rest = Block(ids=(), tags=tags_of((1,) * 5), start=32, end=37)
     match = shortened(Match(blocks, rest, 5, 37), num_tokens)
     assert (len(match.blocks), match.num_partial) == (num_blocks, num_partial)
     assert match.num_tokens == min(num_tokens, 37)
