@@ -5,6 +5,7 @@ from attrs import define, field
 
 from harness.core_fakes import NumberMatcher
 from harness.cuda_models import late_cuda, same_torch
+from harness.fake_graph import FakeGraph
 from harness.torch_adapters import loaded, random_adapter
 from harness.torch_models import PLAIN
 from kvtrio.core import invariants
@@ -94,9 +95,16 @@ def serve(make) -> Served:
 @pytest.mark.slow
 def test_ids_through_adapters_ram_and_cancellation():
     """One prompt with and without an adapter side by side, one that leaves, then others until the
-    first state has gone to RAM, and the first again; what travels comes as late as it may."""
-    results = []
-    for make in (late_cuda, same_torch):
+    first state has gone to RAM, and the first again; what travels comes as late as it may, and
+    decoding steps are captured ones."""
+    results, graphs = [], []
+
+    def captured(*args, **changes):
+        backend = late_cuda(*args, **changes)
+        backend.capture(lambda: graphs.append(FakeGraph()) or graphs[-1], PLACES)
+        return backend
+
+    for make in (captured, same_torch):
         served, prompt = serve(make), list(range(5, 38))
         served.send(1, prompt)
         served.send(2, prompt, with_adapter=True)
@@ -116,3 +124,5 @@ def test_ids_through_adapters_ram_and_cancellation():
     assert ours.told[6] == ours.told[1]
     assert ours.told[1] != ours.told[2]
     assert ours.ended[6].cache.num_host_tokens > 0
+    for part in (graphs[:PLACES], graphs[PLACES:]):  # without adapters, and with some
+        assert any(graph.replays for graph in part)
