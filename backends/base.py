@@ -5,7 +5,7 @@ from typing import Protocol
 from attrs import frozen
 
 from kvtrio.core.batch import Batch, StepResult
-from kvtrio.core.config import Group
+from kvtrio.core.config import Group, RamBudget
 from kvtrio.core.types import StateClass
 from kvtrio.model.adapters import AdapterData
 
@@ -49,6 +49,9 @@ class BackendInfo:
     """Per group of recurrent layers, on the device."""
     num_host_state_slots: int = 0
     """Per group of recurrent layers, in RAM; numbered as blocks are."""
+    ram: RamBudget | None = None
+    """What all kinds of state in RAM share: the numbers above are then the most of each kind.
+    None: each kind has its share."""
     is_unified: bool = True
     """The device's memory is the host's."""
     vocab_size: int

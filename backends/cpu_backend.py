@@ -16,6 +16,9 @@ from kvtrio.backends.cpu_memory import (
     core_groups,
     group_sizes,
     make_stores,
+    paged,
+    places_are_pages,
+    rounding,
 )
 from kvtrio.backends.cpu_model import Limits, NativeModel, Stored, make_model
 from kvtrio.backends.cpu_native import Native, floats_at
@@ -33,10 +36,11 @@ from kvtrio.backends.cpu_weights import (
 from kvtrio.backends.groups import (
     LayerGroup,
     device_parts,
-    host_blocks,
+    device_slots,
+    host_sizes,
     layer_groups,
     pool_bytes,
-    with_slots,
+    ram_budget,
 )
 from kvtrio.backends.memory import (
     Needs,
@@ -47,7 +51,7 @@ from kvtrio.backends.memory import (
     shrunk_host_bytes,
 )
 from kvtrio.backends.moves import run_moves
-from kvtrio.core.batch import Batch, Sampled, SampleRow, StepResult
+from kvtrio.core.batch import Batch, GiveBack, Sampled, SampleRow, StepResult
 from kvtrio.model.adapters import AdapterData
 from kvtrio.model.spec import ModelSpec
 
@@ -115,6 +119,8 @@ class CpuBackend:
         parts = self._open()
         rows = [chunk.sample for chunk in batch.chunks if chunk.sample is not None]
         plans = plan_rows(rows, parts.info.vocab_size)
+        if any(isinstance(move, GiveBack) for move in batch.loads):
+            parts.ahead.close()  # nothing is to be had ahead any more
         saved = run_moves(parts.places, batch)
         self._run(batch, plans)
         if not rows:
@@ -228,18 +234,19 @@ def _load(native: Native, file: TensorFile, spec: ModelSpec, settings: BackendSe
         places=CpuPlaces(native, model, writer),
         adapters=CpuAdapters(native, model, spec),
         logits=floats_at(address, (limits.max_sampled, spec.vocab_size)),
-        ahead=Ahead(_arenas(plan, stored), populate_function()),
+        ahead=Ahead(_arenas(plan, stored, info), populate_function()),
     )
 
 
-def _arenas(plan: _Plan, stored: Stored) -> list[Arena]:
-    """Of all layers, K and V."""
+def _arenas(plan: _Plan, stored: Stored, info: BackendInfo) -> list[Arena]:
+    """Of all layers, K and V; of what shares RAM with others only the device's part."""
     found = []
     for cache in stored.stores.caches.values():
         size = plan.sizes[cache.group]
-        found.append(Arena(cache.keys, size.keys, cache.num_blocks))
+        count = info.places(cache.group)[0] if info.ram else cache.num_blocks
+        found.append(Arena(cache.keys, size.keys, count))
         if size.values:
-            found.append(Arena(cache.values, size.values, cache.num_blocks))
+            found.append(Arena(cache.values, size.values, count))
     return found
 
 
@@ -249,7 +256,7 @@ def _room(native: Native, plan: _Plan, spec: ModelSpec, settings: BackendSetting
     weights = weight_bytes(plan.matrices, spec) + passing_bytes(plan.matrices)
     needs = Needs(
         weights=weights + activation_bytes(spec, settings),
-        pools=bare.pool_bytes,
+        pools=bare.pool_bytes + rounding(_info(native, plan, spec, settings)),
         host=settings.host_bytes,
     )
     available = ram_available()
@@ -265,18 +272,21 @@ def _host_offsets(info: BackendInfo) -> tuple[int, ...]:
 
 def _info(native: Native, plan: _Plan, spec: ModelSpec, settings: BackendSettings) -> BackendInfo:
     groups = core_groups(plan.groups, plan.sizes, settings)
-    settings = with_slots(groups, settings)
-    num_host_blocks, num_host_parts = host_blocks(groups, settings)
+    ram = None
+    if places_are_pages(plan.sizes):
+        ram = ram_budget(core_groups(plan.groups, paged(plan.sizes), settings), settings)
+    host = host_sizes(groups, settings, ram)
     info = BackendInfo(
         name="cpu",
         groups=groups,
         block_size=settings.block_size,
         num_blocks=settings.num_blocks,
-        num_host_blocks=num_host_blocks,
+        num_host_blocks=host.num_blocks,
         num_window_blocks=device_parts(groups, settings),
-        num_host_window_blocks=num_host_parts,
-        num_state_slots=settings.num_state_slots,
-        num_host_state_slots=settings.num_host_state_slots or 0,
+        num_host_window_blocks=host.num_parts,
+        num_state_slots=device_slots(groups, settings),
+        num_host_state_slots=host.num_slots,
+        ram=host.ram,
         is_unified=settings.is_unified is not False,
         vocab_size=spec.vocab_size,
         max_context=settings.max_context,
@@ -285,4 +295,4 @@ def _info(native: Native, plan: _Plan, spec: ModelSpec, settings: BackendSetting
         numerics=native.isa,
         num_converted=sum(each.kept != each.stored for each in plan.matrices),
     )
-    return evolve(info, pool_bytes=pool_bytes(info))
+    return evolve(info, pool_bytes=pool_bytes(info) + rounding(info))

@@ -2,8 +2,9 @@
 
 from collections.abc import Mapping
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
+from kvtrio.backends import pages
 from kvtrio.backends.base import BackendError, BackendInfo, BackendSettings
 from kvtrio.backends.cpu_native import Native, aligned
 from kvtrio.backends.cpu_recurrent import state_bytes
@@ -42,6 +43,8 @@ class Stores:
 
     caches: Mapping[int, abi.Cache] = field(factory=dict)
     states: Mapping[int, abi.State] = field(factory=dict)
+    state_bytes: Mapping[int, int] = field(factory=dict)
+    """What a slot holds; it may have more, to be whole pages."""
 
 
 def group_sizes(
@@ -51,6 +54,24 @@ def group_sizes(
     if settings.block_size % PLACES:
         raise BackendError(f"--block-size {settings.block_size}: not a multiple of {PLACES}")
     return tuple(_group_size(native, spec, group, settings) for group in groups)
+
+
+def places_are_pages(sizes: tuple[GroupSize, ...]) -> bool:
+    """Whether the memory of each block can be given back alone; that of slots can be made so."""
+    return pages.can_give_back(n for size in sizes for n in (size.keys, size.values))
+
+
+def paged(sizes: tuple[GroupSize, ...]) -> tuple[GroupSize, ...]:
+    """With slots that are whole pages."""
+    return tuple(evolve(size, state=pages.whole(size.state)) for size in sizes)
+
+
+def rounding(info: BackendInfo) -> int:
+    """Bytes for whole pages, of the device's slots, where the memory of each can be given back."""
+    if info.ram is None:
+        return 0
+    kept = sum(group.bytes_per_state for group in info.groups)
+    return info.num_state_slots * (info.ram.state_bytes - kept)
 
 
 def _group_size(
@@ -116,6 +137,13 @@ def make_stores(
     """
     caches: dict[int, abi.Cache] = {}
     states: dict[int, abi.State] = {}
+    kept = {
+        layer: size.state
+        for size, group in zip(sizes, groups, strict=True)
+        for layer in group.layers
+    }
+    if info.ram is not None:
+        sizes = paged(sizes)
     for index, (group, size) in enumerate(zip(groups, sizes, strict=True)):
         count = sum(info.places(index))
         if size.state:
@@ -126,7 +154,20 @@ def make_stores(
             cache = _cache(group, size.num_latent, settings)
             cache.group, cache.num_blocks = index, count
             caches |= _caches(native, group.layers, size, cache)
-    return Stores(caches, states)
+    stores = Stores(caches, states, kept)
+    if info.ram is not None:
+        _keep_pages_small(sizes, stores)
+    return stores
+
+
+def _keep_pages_small(sizes: tuple[GroupSize, ...], stores: Stores) -> None:
+    """So that each place has its own; see ``pages``."""
+    for cache in stores.caches.values():
+        size = sizes[cache.group]
+        pages.keep_small(cache.keys, size.keys * cache.num_blocks)
+        pages.keep_small(cache.values, size.values * cache.num_blocks)
+    for state in stores.states.values():
+        pages.keep_small(state.data, sizes[state.group].state * state.num_slots)
 
 
 def _caches(

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from attrs import field, frozen
 
+from kvtrio.backends import pages
 from kvtrio.backends.cpu_model import NativeModel
 from kvtrio.backends.cpu_native import Native
 from kvtrio.backends.cpu_recurrent import FLOAT_BYTES
@@ -22,16 +23,26 @@ from kvtrio.kernels import cpu_abi as abi
 class _Pool:
     """What one layer has of all places of a group, one after the other."""
 
+    address: int
     bytes_each: int
     view: memoryview
+    bytes_kept: int
+    """Of each; what is behind them only makes whole pages."""
 
     def at(self, place: int) -> memoryview:
-        return self.view[place * self.bytes_each : (place + 1) * self.bytes_each]
+        start = place * self.bytes_each
+        return self.view[start : start + self.bytes_kept]
+
+    def give_back(self, place: int) -> None:
+        pages.give_back(self.address + place * self.bytes_each, self.bytes_each)
 
 
-def _pool(address: int | None, bytes_each: int, num_places: int) -> _Pool:
+def _pool(
+    address: int | None, bytes_each: int, num_places: int, bytes_kept: int | None = None
+) -> _Pool:
     memory = (ctypes.c_ubyte * (bytes_each * num_places)).from_address(address or 0)
-    return _Pool(bytes_each, memoryview(memory).cast("B"))
+    view = memoryview(memory).cast("B")
+    return _Pool(address or 0, bytes_each, view, bytes_each if bytes_kept is None else bytes_kept)
 
 
 @frozen(eq=False)
@@ -48,8 +59,9 @@ class CpuPlaces:
 
     def __attrs_post_init__(self) -> None:
         stores = self.model.stored.stores
-        for state in stores.states.values():
-            pool = _pool(state.data, FLOAT_BYTES * state.stride, state.num_slots)
+        for layer, state in stores.states.items():
+            num_kept = stores.state_bytes[layer]
+            pool = _pool(state.data, FLOAT_BYTES * state.stride, state.num_slots, num_kept)
             self._slots.setdefault(state.group, []).append(pool)
         for cache in stores.caches.values():
             alone = abi.Cache.from_buffer_copy(cache)
@@ -81,6 +93,13 @@ class CpuPlaces:
             span[:] = given[start : start + len(span)]
             start += len(span)
         assert start == len(part), "a part has its group's size"
+
+    def give_back(self, group: int, place: BlockId, tier: Tier) -> None:
+        """See ``moves.Places``."""
+        block = self.writer.place(group, place, tier)
+        for pools in (self._slots, self._blocks):
+            for pool in pools.get(group, ()):
+                pool.give_back(block)
 
     def _clear_rest(self, cache: abi.Cache, block: int, num_tokens: int) -> None:
         """Nobody reads what lies behind a block's tokens, but a file would show it."""

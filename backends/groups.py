@@ -6,7 +6,7 @@ from typing import assert_never
 from attrs import evolve, frozen
 
 from kvtrio.backends.base import BackendError, BackendInfo, BackendSettings
-from kvtrio.core.config import Group, widest_window, window_blocks
+from kvtrio.core.config import Group, RamBudget, widest_window, window_blocks
 from kvtrio.core.types import StateClass
 from kvtrio.model.spec import (
     AttentionSpec,
@@ -30,6 +30,17 @@ PARTS_SHARE = 3
 needs the parts of its last window, and where later turns may part from it."""
 NODE_BYTES = 1536
 """Of such a block of 16 tokens, in Python."""
+
+
+@frozen(kw_only=True)
+class HostSizes:
+    """What RAM holds of each kind of state."""
+
+    num_blocks: int
+    num_parts: int
+    num_slots: int
+    ram: RamBudget | None = None
+    """What all kinds share; None: each has its share."""
 
 
 @frozen
@@ -103,6 +114,46 @@ def core_groups(
     )
 
 
+def host_sizes(
+    groups: tuple[Group, ...], settings: BackendSettings, ram: RamBudget | None
+) -> HostSizes:
+    """As much as fits into the budget, or, without one, into each kind's share. Raises BackendError
+    as ``with_slots``."""
+    fixed = with_slots(groups, settings)
+    if ram is not None:
+        return HostSizes(
+            num_blocks=ram.most(ram.block_bytes),
+            num_parts=ram.most(ram.part_bytes),
+            num_slots=ram.most(ram.state_bytes),
+            ram=ram,
+        )
+    num_blocks, num_parts = host_blocks(groups, fixed)
+    num_slots = fixed.num_host_state_slots or 0
+    return HostSizes(num_blocks=num_blocks, num_parts=num_parts, num_slots=num_slots)
+
+
+def ram_budget(groups: tuple[Group, ...], settings: BackendSettings) -> RamBudget | None:
+    """Of ``settings.host_bytes``, where the memory of each block and slot can be given back; None
+    where but one kind of state takes memory, or the settings say how many slots."""
+    sizes = dict.fromkeys(StateClass, 0)
+    for group in groups:
+        sizes[group.state_class] += group.part_bytes(settings.block_size)
+    is_told = settings.num_host_state_slots is not None and sizes[StateClass.POINT]
+    if is_told or not settings.host_bytes or sum(map(bool, sizes.values())) < 2:
+        return None
+    return RamBudget(
+        num_bytes=settings.host_bytes,
+        block_bytes=sizes[StateClass.TOKEN] or NODE_BYTES,
+        part_bytes=sizes[StateClass.WINDOW],
+        state_bytes=sizes[StateClass.POINT],
+    )
+
+
+def device_slots(groups: tuple[Group, ...], settings: BackendSettings) -> int:
+    """Per group of recurrent layers, on the device; none where nothing needs them."""
+    return settings.num_state_slots if any(group.bytes_per_state for group in groups) else 0
+
+
 def with_slots(groups: tuple[Group, ...], settings: BackendSettings) -> BackendSettings:
     """The settings with the number of slots in RAM, and ``host_bytes`` less what those take.
 
@@ -156,10 +207,15 @@ def device_parts(groups: tuple[Group, ...], settings: BackendSettings) -> int:
 
 def pool_bytes(info: BackendInfo) -> int:
     """Of all blocks and slots, in both memories."""
-    return sum(
-        sum(info.places(i)) * (group.bytes_per_token * info.block_size + group.bytes_per_state)
-        for i, group in enumerate(info.groups)
+    device, host = (
+        sum(
+            info.places(i)[memory]
+            * (group.bytes_per_token * info.block_size + group.bytes_per_state)
+            for i, group in enumerate(info.groups)
+        )
+        for memory in range(2)
     )
+    return device + (info.ram.num_bytes if info.ram else host)
 
 
 def _shape(layer: LayerSpec) -> LayerGroup:

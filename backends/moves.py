@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from kvtrio.core.batch import NOWHERE, Batch, Copy
+from kvtrio.core.batch import NOWHERE, Batch, Copy, GiveBack
 from kvtrio.core.types import BlockId, Tier
 
 
@@ -18,6 +18,10 @@ class Places(Protocol):
 
     def write(self, group: int, place: BlockId, tier: Tier, part: bytes) -> None:
         """Fill a place with what ``read`` gave."""
+        ...
+
+    def give_back(self, group: int, place: BlockId, tier: Tier) -> None:
+        """Forget what a place holds: it takes no memory until it is written again."""
         ...
 
 
@@ -37,6 +41,9 @@ def run_moves(memory: Places, batch: Batch) -> tuple[tuple[bytes, ...], ...]:
     for move in batch.loads:
         if isinstance(move, Copy):
             memory.copy(move)
+            continue
+        if isinstance(move, GiveBack):
+            memory.give_back(move.group, move.place, move.tier)
             continue
         for (group, place), part in zip(move.places, move.parts, strict=True):
             memory.write(group, place, move.tier, part)

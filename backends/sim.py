@@ -23,10 +23,11 @@ from kvtrio.backends.base import BackendInfo, BackendSettings
 from kvtrio.backends.groups import (
     core_groups,
     device_parts,
-    host_blocks,
+    device_slots,
+    host_sizes,
     layer_groups,
     pool_bytes,
-    with_slots,
+    ram_budget,
 )
 from kvtrio.backends.moves import run_moves
 from kvtrio.backends.sim_hash import mixed, scrambled
@@ -119,18 +120,18 @@ class SimBackend:
         # As many as the model itself would have: a token's state is kilobytes there, not 24 bytes.
         real_groups = core_groups(layer_groups(spec), BYTES_PER_VALUE, settings.max_context)
         groups = tuple(map(_sim_group, real_groups))
-        settings = with_slots(real_groups, settings)
-        num_host_blocks, num_host_parts = host_blocks(real_groups, settings)
+        host = host_sizes(real_groups, settings, ram_budget(real_groups, settings))
         info = BackendInfo(
             name="sim",
             groups=groups,
             block_size=settings.block_size,
             num_blocks=settings.num_blocks,
-            num_host_blocks=num_host_blocks,
+            num_host_blocks=host.num_blocks,
             num_window_blocks=device_parts(real_groups, settings),
-            num_host_window_blocks=num_host_parts,
-            num_state_slots=settings.num_state_slots,
-            num_host_state_slots=settings.num_host_state_slots or 0,
+            num_host_window_blocks=host.num_parts,
+            num_state_slots=device_slots(real_groups, settings),
+            num_host_state_slots=host.num_slots,
+            ram=host.ram,
             is_unified=settings.is_unified is not False,
             vocab_size=spec.vocab_size,
             max_context=settings.max_context,
@@ -168,6 +169,10 @@ class SimBackend:
     def write(self, group: int, place: BlockId, tier: Tier, part: bytes) -> None:
         """See ``moves.Places``."""
         self._arenas[tier][group].fill(place, part)
+
+    def give_back(self, group: int, place: BlockId, tier: Tier) -> None:
+        """See ``moves.Places``."""
+        self._arenas[tier][group].give_back(place)
 
     def load_adapter(self, data: object) -> int:
         """Adapters have no weights here: only their digests count, and those come with chunks."""

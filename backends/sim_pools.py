@@ -82,6 +82,11 @@ class BlockPool:
         self.tokens[places], self.positions[places] = numbers[0], numbers[1]
         self.digests[places] = numbers[2].view(np.uint64)
 
+    def give_back(self, block: BlockId) -> None:
+        """Whoever reads it finds no history."""
+        self.positions[block * self.block_size : (block + 1) * self.block_size] = -1
+        self.digests[block * self.block_size : (block + 1) * self.block_size] = 0
+
     def verify(self, where: str, table: Table, chunk: Chunk) -> None:
         """Each place that the chunk's queries see must continue the one before it."""
         window = self.group.window
@@ -133,6 +138,10 @@ class SlotPool:
     def fill(self, slot: BlockId, part: bytes) -> None:
         """With what ``read`` gave."""
         self.positions[slot], self.digests[slot] = struct.unpack("<qQ", part)
+
+    def give_back(self, slot: BlockId) -> None:
+        """Whoever reads it finds no state."""
+        self.positions[slot], self.digests[slot] = -1, 0
 
     def verify(self, where: str, table: Table, chunk: Chunk) -> None:
         """What the chunk left is there, and nothing else."""

@@ -11,10 +11,11 @@ from kvtrio.backends.base import BackendError, BackendInfo, BackendSettings
 from kvtrio.backends.groups import (
     core_groups,
     device_parts,
-    host_blocks,
+    device_slots,
+    host_sizes,
     layer_groups,
     pool_bytes,
-    with_slots,
+    ram_budget,
 )
 from kvtrio.backends.memory import Needs, Room, Sizing, require_room, shrunk_host_bytes
 from kvtrio.backends.moves import run_moves
@@ -23,7 +24,9 @@ from kvtrio.backends.torch_caches import layer_caches
 from kvtrio.backends.torch_memory import (
     AnyPool,
     available_memory,
+    give_back_place,
     make_arenas,
+    places_are_pages,
     read_place,
     run_copy,
     write_place,
@@ -152,6 +155,10 @@ class TorchBackend:
         """See ``moves.Places``."""
         write_place(self._open().pools[tier][group], place, part)
 
+    def give_back(self, group: int, place: BlockId, tier: Tier) -> None:
+        """See ``moves.Places``."""
+        give_back_place(self._open().pools[tier][group], place)
+
     def close(self) -> None:
         """Give the memory back. Idempotent; no other call may follow."""
         self._parts = None
@@ -217,19 +224,22 @@ def _rooms(
 
 def _info(file: TensorFile, spec: ModelSpec, settings: BackendSettings) -> BackendInfo:
     dtype = dtype_of(settings.dtype)
-    groups = core_groups(layer_groups(spec), dtype.itemsize, settings.max_context)
-    settings = with_slots(groups, settings)
-    num_host_blocks, num_host_parts = host_blocks(groups, settings)
+    layers = layer_groups(spec)
+    groups = core_groups(layers, dtype.itemsize, settings.max_context)
+    can_give_back = places_are_pages(layers, settings.block_size, dtype)
+    ram = ram_budget(groups, settings) if can_give_back else None
+    host = host_sizes(groups, settings, ram)
     info = BackendInfo(
         name="torch",
         groups=groups,
         block_size=settings.block_size,
         num_blocks=settings.num_blocks,
-        num_host_blocks=num_host_blocks,
+        num_host_blocks=host.num_blocks,
         num_window_blocks=device_parts(groups, settings),
-        num_host_window_blocks=num_host_parts,
-        num_state_slots=settings.num_state_slots,
-        num_host_state_slots=settings.num_host_state_slots or 0,
+        num_host_window_blocks=host.num_parts,
+        num_state_slots=device_slots(groups, settings),
+        num_host_state_slots=host.num_slots,
+        ram=host.ram,
         is_unified=_is_unified(settings),
         vocab_size=spec.vocab_size,
         max_context=settings.max_context,

@@ -1,8 +1,13 @@
 """Memory of the torch backend: what a device has, and the pools of KV and states."""
 
+from collections.abc import Callable
+from functools import partial
+from math import prod
+
 import numpy as np
 import torch
 
+from kvtrio.backends import pages
 from kvtrio.backends.base import BackendInfo
 from kvtrio.backends.groups import LayerGroup
 from kvtrio.backends.memory import ram_available
@@ -28,25 +33,27 @@ def make_arenas(
     """Pools for both tiers: one set for both where the device is the host."""
     places = [info.places(i) for i in range(len(groups))]
     if info.is_unified:
-        shared = _pools(groups, [sum(both) for both in places], info.block_size, dtype, device)
+        together = [sum(both) for both in places]
+        shared = _pools(groups, together, info, dtype, device)
         return dict.fromkeys(Tier, shared)
     own, host = ([each[i] for each in places] for i in range(2))
     return {
-        Tier.DEVICE: _pools(groups, own, info.block_size, dtype, device),
-        Tier.HOST: _pools(groups, host, info.block_size, dtype, torch.device("cpu")),
+        Tier.DEVICE: _pools(groups, own, info, dtype, device),
+        Tier.HOST: _pools(groups, host, info, dtype, torch.device("cpu")),
     }
 
 
 def _pools(
     groups: tuple[LayerGroup, ...],
     places: list[int],
-    block_size: int,
+    info: BackendInfo,
     dtype: torch.dtype,
     device: torch.device,
 ) -> tuple[AnyPool, ...]:
     """One pool per group, zeroed (a masked NaN would still spoil its row)."""
+    zeros = _paged if info.ram is not None and device.type == "cpu" else _zeros
     return tuple(
-        _pool(group, (count, block_size), dtype, device)
+        _pool(group, (count, info.block_size), partial(zeros, device=device), dtype)
         for group, count in zip(groups, places, strict=True)
     )
 
@@ -96,16 +103,44 @@ def _bytes_of(tensor: torch.Tensor) -> bytes:
 
 
 def _pool(
-    group: LayerGroup, shape: tuple[int, int], dtype: torch.dtype, device: torch.device
+    group: LayerGroup,
+    shape: tuple[int, int],
+    zeros: Callable[..., torch.Tensor],
+    dtype: torch.dtype,
 ) -> AnyPool:
     """``shape``: blocks, or slots, and tokens of a block."""
     num_layers = len(group.layers)
     if group.state is not None:
         values = (shape[0], num_layers, group.state.num_values)
-        return StatePool(group, _zeros(values, torch.float32, device))
+        return StatePool(group, zeros(values, torch.float32))
     places = (num_layers, *shape, group.num_kv_heads)
-    keys = _zeros((*places, group.head_dim), dtype, device)
-    return Pool(group, keys, _zeros((*places, group.value_dim), dtype, device))
+    keys = zeros((*places, group.head_dim), dtype)
+    return Pool(group, keys, zeros((*places, group.value_dim), dtype))
+
+
+def places_are_pages(groups: tuple[LayerGroup, ...], block_size: int, dtype: torch.dtype) -> bool:
+    """Whether the memory of a block, and of a slot, can be given back alone."""
+    sizes = [group.bytes_per_state() for group in groups]
+    for group in groups:
+        for dim in (group.head_dim, group.value_dim):
+            sizes.append(block_size * group.num_kv_heads * dim * dtype.itemsize)
+    return pages.can_give_back(sizes)
+
+
+def give_back_place(pool: AnyPool, place: int) -> None:
+    """See ``moves.Places.give_back``; on the CPU."""
+    if isinstance(pool, StatePool):
+        pieces = [pool.states[place]]
+    else:
+        pieces = [*pool.keys[:, place], *pool.values[:, place]]
+    for piece in pieces:
+        pages.give_back(piece.data_ptr(), piece.numel() * piece.itemsize)
+
+
+def _paged(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """On the CPU, in small pages that can be given back."""
+    raw = pages.zeros(prod(shape) * dtype.itemsize)
+    return torch.from_numpy(raw).view(dtype).view(shape)
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -157,7 +157,7 @@ class StateSettings:
             name="--cache-ram",
             validator=Number(gte=0, lte=MAX_MIB),
             help="MiB of RAM for the state of past requests; 0 keeps only what is on the device. "
-            "With recurrent layers up to half of it is for their checkpoints. "
+            "Blocks and the checkpoints of recurrent layers share it. "
             "Default: a quarter of the machine's memory, at most 8192 and at most half of what the "
             "model leaves.",
         ),

@@ -21,6 +21,15 @@ STATES = (
     "kvtrio: this model's layers keep a state, so requests resume from checkpoints: {device} of"
     " {mib:.1f} MiB where it runs, {host} more in RAM"
 )
+STATES_SHARED = (
+    "kvtrio: this model's layers keep a state, so requests resume from checkpoints: {device} of"
+    " {mib:.1f} MiB where it runs; in RAM they share {shared} MiB with blocks"
+)
+WINDOWS_SHARED = (
+    "kvtrio: some of this model's layers see {window} tokens, and keep what requests see now or may"
+    " see again: {device} of {all_device} blocks where it runs; in RAM they share {shared} MiB"
+    " with the others"
+)
 WINDOWS = (
     "kvtrio: some of this model's layers see {window} tokens, and keep what requests see now or may"
     " see again: {device} of {all_device} blocks where it runs, {host} of {all_host} in RAM"
@@ -76,6 +85,9 @@ def state_split(info: BackendInfo, num_places: int) -> str | None:
     if not bytes_per_state:
         return window_split(info)
     device, host = info.num_state_slots - num_places, info.num_host_state_slots
+    if info.ram is not None:
+        shared = info.ram.num_bytes // MIB
+        return STATES_SHARED.format(device=device, mib=bytes_per_state / MIB, shared=shared)
     return STATES.format(device=device, mib=bytes_per_state / MIB, host=host)
 
 
@@ -84,17 +96,20 @@ def window_split(info: BackendInfo) -> str | None:
     window = widest_window(info.groups)
     if not window:
         return None
-    return WINDOWS.format(
-        window=window,
-        device=info.num_window_blocks,
-        all_device=info.num_blocks,
-        host=info.num_host_window_blocks,
-        all_host=info.num_host_blocks,
-    )
+    device = {
+        "window": window,
+        "device": info.num_window_blocks,
+        "all_device": info.num_blocks,
+    }
+    if info.ram is not None:
+        return WINDOWS_SHARED.format(shared=info.ram.num_bytes // MIB, **device)
+    return WINDOWS.format(host=info.num_host_window_blocks, all_host=info.num_host_blocks, **device)
 
 
 def host_bytes(info: BackendInfo) -> int:
     """RAM that the state of past requests may take."""
+    if info.ram is not None:
+        return info.ram.num_bytes
     return sum(
         info.places(i)[1] * (group.bytes_per_token * info.block_size + group.bytes_per_state)
         for i, group in enumerate(info.groups)

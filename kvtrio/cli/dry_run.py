@@ -50,11 +50,13 @@ def dry_rows(opened: Opened, num_places: int) -> Rows:
     sizing.require()
     _require_adapters(opened, sizing.rooms[0].available, sizing.rooms[0].needs.weights)
     adapter_bytes = sum(each.data.num_bytes for each in opened.adapters)
+    # Where kinds of state share RAM, either number is what one could have alone.
+    at_most = ", at most" if sizing.info.ram else ""
     return rows | {
         **memory_rows(sizing),
         "adapters, MiB": round(adapter_bytes / MIB, 1),
-        "past tokens in RAM": sizing.info.num_host_blocks * sizing.info.block_size,
-        "checkpoints in RAM": sizing.info.num_host_state_slots,
+        f"past tokens in RAM{at_most}": sizing.info.num_host_blocks * sizing.info.block_size,
+        f"checkpoints in RAM{at_most}": sizing.info.num_host_state_slots,
         "fits": True,
     }
 

@@ -186,6 +186,7 @@ def core_config(config: ServeConfig, info: BackendInfo, disk_bytes: int = 0) -> 
         num_host_window_blocks=info.num_host_window_blocks,
         num_state_slots=info.num_state_slots,
         num_host_state_slots=info.num_host_state_slots,
+        ram=info.ram,
         is_unified=info.is_unified,
         disk_bytes=disk_bytes,
     )

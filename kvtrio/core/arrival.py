@@ -59,7 +59,9 @@ class Entrance:
                 arrival.pieces.clear()
             return 0
         path = list(blocks)
-        cache.acquire(Match(blocks, None, 0, len(blocks) * trail.block_size), now)
+        found = Match(blocks, None, 0, len(blocks) * trail.block_size)
+        cache.hold(found, now)
+        cache.bring(found, now)
         arrival.num_tokens = max(arrival.num_tokens, len(path) * trail.block_size)
         num_left = num_bytes
         while arrival.pieces and num_left > 0 and len(path) - len(blocks) < room:
@@ -134,7 +136,11 @@ class Entrance:
             return
         if any(known.offset == piece.num_tokens for known in block.checkpoints):
             return
-        if (slot := states.spare(now)) is not None:
+        if (slot := states.spare(now)) is None:
+            return
+        if self.cache.index.covering(parent, tags) is not block:
+            states.free(slot)  # the room was the block's
+        else:
             self.cache.load(Load(slot.places, piece.parts, slot.tier))
             found = states.hand_over(block, piece.num_tokens, slot)
             if self.cache.keeper is not None and piece.is_kept and found is not None:

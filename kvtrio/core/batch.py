@@ -89,7 +89,17 @@ class Load:
     tier: Tier = Tier.DEVICE
 
 
-Move = Load | Copy
+@frozen
+class GiveBack:
+    """Nobody needs what lies in a place any more: its memory is another's now. Until it is written
+    again it takes none."""
+
+    group: int
+    place: BlockId
+    tier: Tier = Tier.DEVICE
+
+
+Move = Load | Copy | GiveBack
 
 
 @message
@@ -102,7 +112,7 @@ class Batch:
     copies: tuple[Copy, ...] = ()
     saves: tuple[Save, ...] = ()
     loads: tuple[Move, ...] = ()
-    """With the copies that have to come before one of them."""
+    """And places given back, with the copies that have to come before one of them."""
     predicted_s: float = 0.0
     """What the cost model expects, with its margin."""
     limit_s: float = 0.0

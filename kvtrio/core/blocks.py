@@ -126,6 +126,8 @@ class Arena:
     num_blocks: int
     free_ids: list[BlockId] = field(init=False)
     """Taken from the end: what was freed last is still warm in the processor's caches."""
+    bare_ids: list[BlockId] = field(init=False, factory=list)
+    """Without memory, see ``room``: not to be taken before they are lent some."""
 
     def __attrs_post_init__(self) -> None:
         self.free_ids = [BlockId(i) for i in reversed(range(self.num_blocks))]

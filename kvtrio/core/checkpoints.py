@@ -12,9 +12,10 @@ from heapq import heapify, heappop, heappush, heapreplace
 from attrs import define, field
 
 from kvtrio.core.blocks import Block, Checkpoint, Slot
-from kvtrio.core.eviction import FAR_TOKENS, Candidates
+from kvtrio.core.eviction import FAR_TOKENS, LAST, USUAL, Candidates
 from kvtrio.core.index import Match
 from kvtrio.core.keeping import Keeper
+from kvtrio.core.room import Offer, Room
 from kvtrio.core.slots import Slots
 from kvtrio.core.types import Tier
 
@@ -35,14 +36,24 @@ class Checkpoints(Slots):
     keeper: Keeper | None = None
     """None: there is no disk tier."""
     heaps: dict[Tier, list[Entry]] = field(init=False)
-    level: float = field(init=False, default=0.0)
-    """Value of the last one lost."""
+    room: Room = field(init=False)
+    """In RAM; its clock is that of the device's, too."""
+    item_bytes: int = field(init=False, default=1)
+    _scale: float = field(init=False, default=1.0)
+    """What a token's cost is worth on that clock."""
     _num_entries: int = field(init=False, default=0)
     _wanted: Checkpoint | None = field(init=False, default=None)
 
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()
         self.heaps = {tier: [] for tier in Tier}
+        if self.ram is None:
+            self.room = Room(self.limits[Tier.HOST])
+        else:
+            budget, self.room = self.ram.budget, self.ram.room
+            self.item_bytes = budget.state_bytes
+            self._scale = budget.block_bytes / budget.state_bytes / self.config.block_size
+        self.room.enter(self)
 
     # --- what requests do ---
 
@@ -135,29 +146,38 @@ class Checkpoints(Slots):
         if victim is not None:
             self._demote(victim, now)
             return self._new(Tier.DEVICE)
-        if self.num_used[Tier.HOST] >= self.limits[Tier.HOST]:
-            lowest = self._lowest(Tier.HOST, now)
-            if lowest is None:
-                return None
-            self._lose(lowest, now)
-        return self._new(Tier.HOST)
+        return self._new(Tier.HOST) if self.room.make(self, 0.0, now, is_must=True) else None
 
     def _demote(self, victim: Checkpoint, now: float) -> None:
         """Off the device: to RAM, unless it is worth less than all there."""
-        if self.num_used[Tier.HOST] >= self.limits[Tier.HOST]:
-            lowest = self._lowest(Tier.HOST, now)
-            if lowest is None or self.value(lowest) > self.value(victim):
-                self._lose(victim, now)
-                return
-            self._lose(lowest, now)
-        self._transfer(victim.slot, Tier.HOST)
-        self._push(victim)
+        value = self.value(victim)
+        has_room = self.room.make(self, value, now)
+        if not victim.entry:
+            return  # it went with its block, for which there was no room
+        if has_room:
+            self._transfer(victim.slot, Tier.HOST)
+            self._push(victim)
+        else:
+            self.room.rise(value)
+            self.lose(victim, now)
 
-    def _lose(self, victim: Checkpoint, now: float) -> None:
-        self.level = max(self.level, self.value(victim))
+    def num_in_ram(self, num_more: int = 0) -> int:
+        """See ``room.Kind``."""
+        return self.num_used[Tier.HOST] + num_more
+
+    def offer(self, now: float) -> Offer | None:
+        """See ``room.Kind``."""
+        lowest = self._lowest(Tier.HOST, now)
+        if lowest is None:
+            return None
+        rank = LAST if lowest.block.pinned_until_s > now else USUAL
+        return Offer(rank, self.value(lowest), lowest)
+
+    def lose(self, item: Checkpoint, now: float) -> None:
+        """It goes, unless the disk takes it."""
         if self.keeper is not None:
-            self.keeper.state_goes(victim)
-        self.drop(victim, now)
+            self.keeper.state_goes(item)
+        self.drop(item, now)
 
     # --- order ---
 
@@ -171,11 +191,11 @@ class Checkpoints(Slots):
             cost = float(max(num_tokens, LEAST_TOKENS))
         else:
             cost = num_tokens * PASSED_SHARE
-        return checkpoint.level + cost * (1 + start / FAR_TOKENS)
+        return checkpoint.level + cost * (1 + start / FAR_TOKENS) * self._scale
 
     def _enter(self, checkpoint: Checkpoint) -> None:
         """It was used, now."""
-        checkpoint.level = self.level
+        checkpoint.level = self.room.level
         self._push(checkpoint)
 
     def _push(self, checkpoint: Checkpoint) -> None:

@@ -28,6 +28,28 @@ class Group:
 
 
 @frozen(kw_only=True)
+class RamBudget:
+    """One limit in bytes for all that is kept in RAM, and what one of each kind takes there."""
+
+    num_bytes: int
+    block_bytes: int
+    """In groups with all tokens; where there are none, a node of the index."""
+    part_bytes: int = 0
+    """In groups with a sliding window."""
+    state_bytes: int = 0
+    """In groups of recurrent layers."""
+
+    def most(self, item_bytes: int) -> int:
+        """How many would fit if there were nothing else."""
+        return self.num_bytes // item_bytes if item_bytes else 0
+
+    @property
+    def num_with_parts(self) -> int:
+        """Blocks that would fit with their parts, if there were nothing else."""
+        return self.most(self.block_bytes + self.part_bytes)
+
+
+@frozen(kw_only=True)
 class CoreConfig:
     """Limits; every one is a hard bound."""
 
@@ -56,6 +78,9 @@ class CoreConfig:
     0 where there are no such groups."""
     num_host_state_slots: int = 0
     """The same in RAM, all for checkpoints."""
+    ram: RamBudget | None = None
+    """What all in RAM shares: the numbers above are then the most that there are of each kind.
+    None: each has its own share."""
     disk_bytes: int = 0
     """Of all files of the disk tier; 0: there is none."""
     num_spare_blocks: int = 0

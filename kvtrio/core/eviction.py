@@ -20,6 +20,8 @@ SHORT_TOKENS = 256
 """A leaf that ends before this position belongs to a short stranger."""
 SHORT_SHARE = 8
 """Short strangers may fill one part in this many before they displace each other."""
+FIRST, USUAL, LAST = range(3)
+"""Short strangers beyond their share, most, and what is pinned."""
 FAR_TOKENS = 4096
 """Where a token costs twice what the first one does."""
 LEAST_CLEARED = 64
@@ -116,9 +118,19 @@ class Order(Generic[T]):
         short, long = self._short.top(), self._long.top()
         if short is None:
             return long or self._pinned.top()
-        if long is None or SHORT_SHARE * self.num_short > self.limit:
+        if long is None or self._has_many_short:
             return short
         return short if short.value <= long.value else long
+
+    def rank(self, item: T, now: float) -> int:
+        """Of a candidate, where other kinds compete with it: lower ones go first."""
+        if item.pinned_until_s > now:
+            return LAST
+        return FIRST if item.is_short and self._has_many_short else USUAL
+
+    @property
+    def _has_many_short(self) -> bool:
+        return SHORT_SHARE * self.num_short > self.limit
 
     def rise(self, victim: T) -> None:
         """``victim`` is being lost: the clock rises to its value."""

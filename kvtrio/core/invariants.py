@@ -7,6 +7,7 @@ from kvtrio.core.blocks import Block, Slot
 from kvtrio.core.checkpoints import Checkpoints
 from kvtrio.core.cost import load_of
 from kvtrio.core.invariants_disk import check_disk
+from kvtrio.core.invariants_ram import check_ram
 from kvtrio.core.invariants_windows import check_parts, check_seen
 from kvtrio.core.machine import Core
 from kvtrio.core.policy import Streams
@@ -37,6 +38,7 @@ def check(core: Core) -> None:
         _check_standing(core.cache, block)
     _check_states(core, cached)
     check_parts(core, cached)
+    check_ram(core, cached)
     check_disk(core, cached)
 
 
@@ -197,7 +199,7 @@ def _check_tiers(core: Core, cached: list[Block]) -> None:
     for tier in [Tier.DEVICE] if cache.config.is_unified else Tier:
         for group, arena in enumerate(cache.arenas[tier]):
             mine = [b for b in blocks.values() if cache.config.is_unified or b.tier is tier]
-            ids = [block.ids[group] for block in mine] + arena.free_ids
+            ids = [block.ids[group] for block in mine] + arena.free_ids + arena.bare_ids
             require(sorted(ids) == list(range(arena.num_blocks)), "every place is used once")
 
 
@@ -250,5 +252,5 @@ def _check_slots(states: Checkpoints, slots: list[Slot]) -> None:
     for tier in [Tier.DEVICE] if states.config.is_unified else Tier:
         for number, arena in enumerate(states.arenas[tier]):
             mine = [s for s in slots if states.config.is_unified or s.tier is tier]
-            ids = [slot.places[number][1] for slot in mine] + arena.free_ids
+            ids = [slot.places[number][1] for slot in mine] + arena.free_ids + arena.bare_ids
             require(sorted(ids) == list(range(arena.num_blocks)), "every slot is used once")

@@ -71,5 +71,5 @@ def _check_places(parts: Parts, present: list[Part]) -> None:
         require(parts.num_used[tier] == len(mine), "a tier counts its parts")
         require(len(mine) <= parts.limits[tier], "no limit on parts is exceeded")
         for number, arena in enumerate(parts.arenas[tier]):
-            ids = [part.ids[number] for part in mine] + arena.free_ids
+            ids = [part.ids[number] for part in mine] + arena.free_ids + arena.bare_ids
             require(sorted(ids) == list(range(arena.num_blocks)), "every place is used once")

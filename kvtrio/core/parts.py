@@ -17,6 +17,7 @@ from kvtrio.core.blocks import Arena, Block, Part
 from kvtrio.core.config import CoreConfig
 from kvtrio.core.eviction import FAR_TOKENS, Candidates, Order
 from kvtrio.core.keeping import Keeper
+from kvtrio.core.room import Offer, Room, SharedRam, Shelf
 from kvtrio.core.types import BlockId, Tier
 
 PASSED_SHARE = 1 / 8
@@ -30,6 +31,8 @@ class Parts:
     config: CoreConfig
     copies: list[Copy]
     """Those planned for the next step, of blocks too."""
+    ram: SharedRam | None
+    """None: each kind of state has its own share."""
     blocks: dict[Tier, Candidates]
     """Whose worth depends on their parts."""
     keeper: Keeper | None = None
@@ -40,6 +43,13 @@ class Parts:
     arenas: dict[Tier, tuple[Arena, ...]] = field(init=False)
     order: dict[Tier, Order[Part]] = field(init=False)
     """Those that nobody holds."""
+    room: Room = field(init=False)
+    """In RAM."""
+    item_bytes: int = field(init=False, default=1)
+    _scale: float = field(init=False, default=1.0)
+    """What a part's worth is on that clock."""
+    _beyond: Tier = field(init=False)
+    """The tier whose parts may lie in RAM: the device's that outnumber its share, or RAM's."""
 
     def __attrs_post_init__(self) -> None:
         config, groups = self.config, self.config.window_groups
@@ -50,6 +60,31 @@ class Parts:
         self.num_used = dict.fromkeys(Tier, 0)
         self.arenas = {tier: tuple(Arena(self.limits[tier]) for _ in groups) for tier in Tier}
         self.order = {tier: Order[Part](self.limits[tier]) for tier in Tier}
+        self._beyond = Tier.DEVICE if config.is_unified else Tier.HOST
+        if self.ram is None:
+            self.room = Room(host)
+        else:
+            self._share(self.ram)
+        self.room.enter(self, self.order[self._beyond])
+
+    def _share(self, ram: SharedRam) -> None:
+        budget, self.room = ram.budget, ram.room
+        self.item_bytes, self._scale = budget.part_bytes, budget.block_bytes / budget.part_bytes
+        self.order[self._beyond].limit = budget.num_with_parts
+        ram.memory.add(
+            Shelf(
+                groups=self.config.window_groups,
+                arenas=self.arenas[self._beyond],
+                tier=self._beyond,
+                num_own=self._num_own,
+                item_bytes=budget.part_bytes,
+            )
+        )
+
+    @property
+    def _num_own(self) -> int:
+        """Of the tier beyond: those that count nowhere."""
+        return self.config.num_window_blocks if self.config.is_unified else 0
 
     # --- what requests do ---
 
@@ -125,26 +160,33 @@ class Parts:
     # --- room ---
 
     def _make_room(self, now: float) -> None:
+        if self.config.is_unified:
+            has_room = self.room.make(self, 0.0, now, is_must=True)
+            assert has_room, "the device holds what all places see"
+            return
         device = self.order[Tier.DEVICE]
         while self.num_used[Tier.DEVICE] >= self.limits[Tier.DEVICE]:
             victim = device.lowest(now)
             assert victim is not None, "the device holds what all places see"
             device.rise(victim)
-            if self._make_room_in_ram(victim, now):
+            value = self.room.level + victim.worth * self._scale
+            has_room = self.room.make(self, value, now)
+            if not victim.is_candidate:
+                continue  # it went with its block, for which there was no room
+            if has_room:
                 self._demote(victim, now)
             else:
-                self._lose(victim, now)
+                self.lose(victim, now)
 
-    def _make_room_in_ram(self, victim: Part, now: float) -> bool:
-        """Room for a part that leaves the device; False if RAM holds nothing worth less."""
-        ram = self.order[Tier.HOST]
-        while self.num_used[Tier.HOST] >= self.limits[Tier.HOST]:
-            lowest = ram.lowest(now)
-            if lowest is None or lowest.value > ram.level + victim.worth:
-                return False
-            ram.rise(lowest)
-            self._lose(lowest, now)
-        return True
+    def num_in_ram(self, num_more: int = 0) -> int:
+        """See ``room.Kind``."""
+        return max(0, self.num_used[self._beyond] + num_more - self._num_own)
+
+    def offer(self, now: float) -> Offer | None:
+        """See ``room.Kind``."""
+        order = self.order[self._beyond]
+        lowest = order.lowest(now)
+        return None if lowest is None else Offer(order.rank(lowest, now), lowest.value, lowest)
 
     def _demote(self, part: Part, now: float) -> None:
         self.order[Tier.DEVICE].discard(part)
@@ -154,14 +196,16 @@ class Parts:
     def _enter(self, part: Part, now: float) -> None:
         """Among those that may go."""
         order = self.order[part.tier]
-        part.value = order.level + part.worth
+        # What is worth nothing goes before all that is, however old.
+        part.value = order.level + part.worth * self._scale if part.worth else 0.0
         order.add(part, now)
 
-    def _lose(self, part: Part, now: float) -> None:
-        block = part.block
-        if self.keeper is not None and part.is_wanted:
+    def lose(self, item: Part, now: float) -> None:
+        """It goes, unless the disk takes it."""
+        block = item.block
+        if self.keeper is not None and item.is_wanted:
             self.keeper.block_goes(block)
-        self.drop(part)
+        self.drop(item)
         if not block.children:
             self.blocks[block.tier].devalue(block, now)
 
@@ -175,7 +219,10 @@ class Parts:
 
     def _take_ids(self, tier: Tier) -> tuple[BlockId, ...]:
         self.num_used[tier] += 1
-        return tuple(arena.take() for arena in self.arenas[tier])
+        arenas = self.arenas[tier]
+        if self.ram is not None and not arenas[0].free_ids:
+            self.ram.memory.lend(arenas)
+        return tuple(arena.take() for arena in arenas)
 
     def _free_ids(self, ids: tuple[BlockId, ...], tier: Tier) -> None:
         self.num_used[tier] -= 1

@@ -163,10 +163,13 @@ def _make_ready(state: State, request: Request, victim: RequestId | None, now: f
         return False
     if is_new and not request.num_preemptions:
         request.report = _explain(state, request, match, now)
+    found = match if match and match.num_tokens > done else None
+    if found:
+        state.tables.hold(found, now)
     if is_new:
         state.tables.states.begin(request, match, now)
-    if match and match.num_tokens > done:
-        _use(state, request, match, now)
+    if found:
+        _use(state, request, found, now)
     return True
 
 

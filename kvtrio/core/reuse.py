@@ -69,9 +69,19 @@ class BlockTables:
         is_whole = (index + 1) * self.block_size < request.num_tokens
         return request.submit.reuse and is_whole and request.trail.key(index) in self.computing
 
+    def hold(self, match: Match, now: float) -> None:
+        """Nothing that the request resumes from is to go for what it needs besides, but for its
+        checkpoint, which ``use`` copies from first; see ``RequestStates.begin``."""
+        self.cache.hold(match, now)
+        if self.windows is not None:
+            self.windows.hold(match)
+
     def use(self, request: Request, match: Match, now: float) -> None:
-        """Go on from the match: its blocks take the place of what the request had."""
-        self.cache.acquire(match, now)
+        """Go on from the match, which is held: its blocks take the place of what the request
+        had."""
+        if match.checkpoint is not None:
+            self.states.resume(request, match.checkpoint, match.num_tokens)
+        self.cache.bring(match, now)
         for block in match.blocks:
             block.is_from_disk = False
         if match.partial is not None:
@@ -79,8 +89,6 @@ class BlockTables:
         if self.windows is not None:
             self.windows.resume(request, match, now)
         self.cache.release(request.blocks, now)
-        if match.checkpoint is not None:
-            self.states.resume(request, match.checkpoint, match.num_tokens)
         request.blocks = list(match.blocks)
         request.num_published = len(match.blocks)
         if match.partial is not None:

@@ -10,6 +10,7 @@ from attrs import define, field
 from kvtrio.core.batch import Copy
 from kvtrio.core.blocks import Arena, Slot
 from kvtrio.core.config import CoreConfig
+from kvtrio.core.room import SharedRam, Shelf
 from kvtrio.core.types import BlockId, Tier
 
 
@@ -20,6 +21,8 @@ class Slots:
     config: CoreConfig
     copies: list[Copy]
     """Those planned for the next step, of blocks too."""
+    ram: SharedRam | None
+    """None: each kind of state has its own share."""
     arenas: dict[Tier, tuple[Arena, ...]] = field(init=False)
     limits: dict[Tier, int] = field(init=False)
     num_used: dict[Tier, int] = field(init=False)
@@ -35,6 +38,16 @@ class Slots:
             self.arenas = dict.fromkeys(Tier, arenas)
         else:
             self.arenas = {tier: tuple(Arena(self.limits[tier]) for _ in groups) for tier in Tier}
+        if self.ram is not None:
+            self.ram.memory.add(
+                Shelf(
+                    groups=groups,
+                    arenas=self.arenas[Tier.HOST],
+                    tier=Tier.DEVICE if config.is_unified else Tier.HOST,
+                    num_own=self.limits[Tier.DEVICE] if config.is_unified else 0,
+                    item_bytes=self.ram.budget.state_bytes,
+                )
+            )
 
     def free(self, slot: Slot) -> None:
         """Give its room back."""
@@ -48,7 +61,10 @@ class Slots:
         return Slot(self._take_places(tier), tier)
 
     def _take_places(self, tier: Tier) -> tuple[tuple[int, BlockId], ...]:
-        ids = (arena.take() for arena in self.arenas[tier])
+        arenas = self.arenas[tier]
+        if self.ram is not None and not arenas[0].free_ids:
+            self.ram.memory.lend(arenas)
+        ids = (arena.take() for arena in arenas)
         return tuple(zip(self.config.point_groups, ids, strict=True))
 
     def _transfer(self, slot: Slot, tier: Tier) -> None:

@@ -52,6 +52,10 @@ class CoreStatistics:
     num_used_parts: Mapping[Tier, int] = field(factory=dict)
     """Parts of blocks in groups with a sliding window; empty without such."""
     max_parts: Mapping[Tier, int] = field(factory=dict)
+    num_ram_bytes: int = 0
+    """What all kinds have in RAM, where they share it; beyond their shares on the device."""
+    max_ram_bytes: int = 0
+    """0: each kind has its share."""
     places: tuple[PlaceView, ...]
     num_disk_bytes: int = 0
     num_disk_entries: int = 0
@@ -218,6 +222,7 @@ class State:
 
     def statistics(self) -> CoreStatistics:
         states, parts, keeper = self.cache.states, self.cache.parts, self.cache.keeper
+        ram = self.cache.ram
         return CoreStatistics(
             num_running=len(self.running),
             num_waiting=len(self.waiting),
@@ -229,6 +234,8 @@ class State:
             max_slots=dict(states.limits) if states else {},
             num_used_parts=dict(parts.num_used) if parts else {},
             max_parts=dict(parts.limits) if parts else {},
+            num_ram_bytes=ram.room.num_bytes if ram else 0,
+            max_ram_bytes=ram.budget.num_bytes if ram else 0,
             places=self.places.views(),
             num_stalls=dict(self.num_stalls),
             num_disk_bytes=keeper.disk.num_bytes if keeper else 0,

@@ -8,9 +8,10 @@
 
 from attrs import define, field
 
-from kvtrio.core.batch import NOWHERE, Copy, Load, Move, Save
+from kvtrio.core.batch import NOWHERE, Copy, GiveBack, Load, Move, Save
 from kvtrio.core.blocks import Arena, Block
 from kvtrio.core.config import CoreConfig
+from kvtrio.core.room import Room, SharedRam, Shelf
 from kvtrio.core.types import BlockId, Tier
 
 Target = tuple[Tier, int, BlockId]
@@ -42,6 +43,12 @@ class Storage:
     """Those with K and V of all tokens."""
     arenas: dict[Tier, tuple[Arena, ...]] = field(init=False)
     limits: dict[Tier, int] = field(init=False)
+    ram: SharedRam | None = field(init=False, default=None)
+    """None: each kind of state has its own share."""
+    room: Room = field(init=False)
+    """In RAM."""
+    item_bytes: int = field(init=False, default=1)
+    """What a block counts there."""
     num_used: dict[Tier, int] = field(init=False)
     """Blocks in each tier, held and cached."""
     copies: list[Copy] = field(init=False, factory=list)
@@ -62,6 +69,27 @@ class Storage:
             self.arenas = dict.fromkeys(Tier, arenas)
         else:
             self.arenas = {tier: tuple(Arena(self.limits[tier]) for _ in groups) for tier in Tier}
+        self.room = Room(config.num_host_blocks)
+        if config.ram is not None:
+            self.ram = SharedRam.of(config.ram, self.load)
+            self._share(self.ram)
+
+    def _share(self, ram: SharedRam) -> None:
+        is_unified, num_own = self.config.is_unified, self.limits[Tier.DEVICE]
+        self.room, self.item_bytes = ram.room, ram.budget.block_bytes
+        ram.memory.add(
+            Shelf(
+                groups=self.groups,
+                arenas=self.arenas[Tier.HOST],
+                tier=self._memory(Tier.HOST),
+                num_own=num_own if is_unified else 0,
+                item_bytes=self.item_bytes,
+            )
+        )
+
+    def num_in_ram(self, num_more: int = 0) -> int:
+        """See ``room.Kind``."""
+        return self.num_used[Tier.HOST] + num_more
 
     def is_full(self, tier: Tier) -> bool:
         return self.num_used[tier] >= self.limits[tier]
@@ -90,8 +118,8 @@ class Storage:
         """Before the next step, copy the first places of a held block into another."""
         self._plan(source.ids, target.ids, (Tier.DEVICE, Tier.DEVICE), num_tokens)
 
-    def load(self, load: Load) -> None:
-        """Before the next step, fill a place with what comes from outside."""
+    def load(self, load: Load | GiveBack) -> None:
+        """Before the next step, fill a place with what comes from outside, or give it back."""
         self.loads += self.copies
         self.copies.clear()
         self.loads.append(load)
@@ -104,7 +132,7 @@ class Storage:
             self._num_seen += 1
             if isinstance(move, Copy):
                 self._targets.add((self._memory(move.target_tier), move.group, move.target))
-            else:
+            elif isinstance(move, Load):
                 self._targets.update(self._places(move))
         return self._targets.isdisjoint(self._places(save))
 
@@ -130,7 +158,10 @@ class Storage:
         return copies
 
     def _take_ids(self, tier: Tier) -> tuple[BlockId, ...]:
-        return tuple([arena.take() for arena in self.arenas[tier]])
+        arenas = self.arenas[tier]
+        if self.ram is not None and arenas and not arenas[0].free_ids:
+            self.ram.memory.lend(arenas)
+        return tuple([arena.take() for arena in arenas])
 
     def _free_ids(self, ids: tuple[BlockId, ...], tier: Tier) -> None:
         for arena, block_id in zip(self.arenas[tier], ids, strict=True):

@@ -131,14 +131,16 @@ class Stretch:
         for row in self._phases[-number % state.config.block_size]:  # their next begins a block
             self._settle(row, number)
             state.tables.grow(row.request, row.request.num_computed_tokens + 1, begun_s)
-        if state.cache.copies:
-            self._note_copies(number)
+        has_loads = False
+        if state.cache.copies or state.cache.loads:
+            has_loads = self._note_moves(number)
         load = state.load = state.streams.load()
         predicted_s = state.cost.predict(load)
         state.next_step += 1
         state.launched_s = begun_s
         self.now = now = begun_s + self.machine.seconds(load)
-        state.cost.observe(load, now - begun_s)
+        if not has_loads:
+            state.cost.observe(load, now - begun_s)
         if self._times:
             self._gaps.append(now - self._times[-1])
         self._times.append(now)
@@ -156,10 +158,13 @@ class Stretch:
         self.listener.step(step)
         return bool(finished)
 
-    def _note_copies(self, number: int) -> None:
-        copies = self.state.cache.take_copies()
-        if any(copy.source_tier is not copy.target_tier for copy in copies):
+    def _note_moves(self, number: int) -> bool:
+        """Whether there is more than copies."""
+        cache = self.state.cache
+        loads, copies = cache.take_loads(), cache.take_copies()
+        if loads or any(copy.source_tier is not copy.target_tier for copy in copies):
             self._moved.add(number)
+        return bool(loads)
 
     def _close(self, number: int) -> list[Finished]:
         """Publish the blocks that the step filled, and end the rows that it completed."""

@@ -20,6 +20,7 @@ from kvtrio.core.keeping import Keeper
 from kvtrio.core.messages import message
 from kvtrio.core.parts import Parts
 from kvtrio.core.pins import Pins
+from kvtrio.core.room import Offer
 from kvtrio.core.storage import Storage, TierMoves
 from kvtrio.core.types import Tier
 
@@ -58,15 +59,19 @@ class TieredCache(Storage):
         super().__attrs_post_init__()
         size = self.config.block_size
         self.index = PrefixIndex(size)
-        self.pins = Pins(sum(self.limits.values()) // 2)
         if self.keeper is not None:
             self.keeper.is_settled = self.is_settled
         needs_states = bool(self.config.point_groups)
         self.candidates = {tier: Candidates(self.limits[tier], needs_states) for tier in Tier}
+        if self.ram is not None:
+            self.candidates[HOST].limit = self.ram.budget.num_with_parts
+        self.pins = Pins(sum(order.limit for order in self.candidates.values()) // 2)
+        self.room.enter(self, self.candidates[HOST])
+        shared = (self.config, self.copies, self.ram, self.candidates, self.keeper)
         if needs_states:
-            self.states = Checkpoints(self.config, self.copies, self.candidates, self.keeper)
+            self.states = Checkpoints(*shared)
         if self.config.window_groups:
-            self.parts = Parts(self.config, self.copies, self.candidates, self.keeper)
+            self.parts = Parts(*shared)
 
     # --- what requests do ---
 
@@ -74,11 +79,13 @@ class TieredCache(Storage):
         """As ``PrefixIndex.match``."""
         return self.index.match(trail, limit, known)
 
-    def acquire(self, match: Match, now: float) -> None:
-        """Hold all blocks of a match, the partial one too, on the device."""
-        blocks = [*match.blocks, match.partial] if match.partial else match.blocks
-        self._touch(blocks, now)
-        for block in blocks:
+    def hold(self, match: Match, now: float) -> None:
+        """Hold all blocks of a match, the partial one too, wherever they lie; see ``bring``."""
+        self._touch(_blocks(match), now)
+
+    def bring(self, match: Match, now: float) -> None:
+        """To the device, held ones."""
+        for block in _blocks(match):
             if block.tier is HOST:
                 self._promote(block, now)
 
@@ -169,23 +176,18 @@ class TieredCache(Storage):
             victim = device.lowest(now)
             assert victim is not None, "the device holds every place's longest request"
             device.rise(victim)
-            if self._make_room_in_ram(victim, now):
+            value = self.candidates[HOST].value_now(victim)
+            # One with a child in RAM cannot be lost before that.
+            if self.room.make(self, value, now, is_must=bool(victim.children)):
                 self._demote(victim, now)
             else:
-                self._evict(victim, now)
+                self.lose(victim, now)
 
-    def _make_room_in_ram(self, victim: Block, now: float) -> bool:
-        """Room for a block that leaves the device; False if RAM holds nothing worth less."""
-        ram = self.candidates[HOST]
-        while self.is_full(HOST):
-            lowest = ram.lowest(now)
-            is_least = lowest is None or lowest.value > ram.value_now(victim)
-            if is_least and not victim.children:
-                return False
-            assert lowest is not None, "a block that has no room in RAM has no child there"
-            ram.rise(lowest)
-            self._evict(lowest, now)
-        return True
+    def offer(self, now: float) -> Offer | None:
+        """See ``room.Kind``."""
+        order = self.candidates[HOST]
+        lowest = order.lowest(now)
+        return None if lowest is None else Offer(order.rank(lowest, now), lowest.value, lowest)
 
     def _demote(self, block: Block, now: float) -> None:
         """Move a candidate to RAM, where there is room."""
@@ -219,13 +221,13 @@ class TieredCache(Storage):
         self.remove(own)
         return known
 
-    def _evict(self, block: Block, now: float) -> None:
+    def lose(self, item: Block, now: float) -> None:
         """Lose a block that has no child, unless the disk takes it."""
         if self.keeper is not None:
-            self.keeper.block_goes(block)
-            for checkpoint in block.checkpoints:
+            self.keeper.block_goes(item)
+            for checkpoint in item.checkpoints:
                 self.keeper.state_goes(checkpoint)
-        self._drop(block, now)
+        self._drop(item, now)
 
     def _drop(self, block: Block, now: float) -> None:
         """Lose a block that has no child."""
@@ -285,3 +287,7 @@ class TieredCache(Storage):
         self.ghosts[key] = last_used_s
         if len(self.ghosts) > MAX_GHOSTS:
             self.ghosts.popitem(last=False)
+
+
+def _blocks(match: Match) -> Sequence[Block]:
+    return [*match.blocks, match.partial] if match.partial else match.blocks

@@ -53,20 +53,25 @@ class RequestWindows:
             index -= 1
         return position
 
-    def resume(self, request: Request, match: Match, now: float) -> None:
-        """Hold what is seen behind ``match`` instead of what the request held. Its blocks are still
-        those it had."""
-        first = self.first_seen(match.num_tokens)
-        seen = [_part(block) for block in match.blocks[first:]]
-        if match.partial is not None:
-            seen.append(_part(match.partial))
-        for part in seen:
+    def hold(self, match: Match) -> None:
+        """What is seen behind ``match``, wherever it lies."""
+        for part in self._seen(match):
             self.parts.hold(part)
+
+    def resume(self, request: Request, match: Match, now: float) -> None:
+        """Have what is seen behind ``match``, which is held, instead of what the request held. Its
+        blocks are still those it had."""
         for block in request.blocks[request.first_part :]:
             self._pass(request, block, now)
-        for part in seen:
+        for part in self._seen(match):
             self.parts.bring(part, now)
-        request.first_part = first
+        request.first_part = self.first_seen(match.num_tokens)
+
+    def _seen(self, match: Match) -> list[Part]:
+        seen = [_part(block) for block in match.blocks[self.first_seen(match.num_tokens) :]]
+        if match.partial is not None:
+            seen.append(_part(match.partial))
+        return seen
 
     def advance(self, request: Request, now: float) -> None:
         """Let go of what the next token does not see."""

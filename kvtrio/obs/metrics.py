@@ -128,6 +128,13 @@ def _cache(snapshot: Snapshot) -> Iterator[Metric]:
     )
     if statistics.max_disk_bytes:
         yield from _disk(snapshot)
+    if statistics.max_ram_bytes:
+        yield gauge(
+            "kvtrio_ram_bytes_used", "Of what state shares in RAM", one(statistics.num_ram_bytes)
+        )
+        yield gauge(
+            "kvtrio_ram_bytes_limit", "That it may have there", one(statistics.max_ram_bytes)
+        )
     for name, help_text, table in (
         ("blocks_used", "Blocks held or cached", statistics.num_used_blocks),
         ("blocks_limit", "Blocks that there are", statistics.max_blocks),

@@ -59,6 +59,13 @@ class ServerStart:
     bytes_per_state: int
     """Of one slot, in all groups; 0: the model has no recurrent layers, and a request may go on
     from any position."""
+    shared_ram_bytes: int
+    """What all kinds of state share in RAM: the numbers there are then what each could have alone;
+    0: each has its share."""
+    shared_block_bytes: int
+    """Of one block there, of layers that see all tokens."""
+    shared_part_bytes: int
+    """The same of layers that see a window."""
     pool_bytes: int
     weight_bytes: int
     num_adapters: int

@@ -5,6 +5,7 @@ from typing import Any
 from kvtrio import __version__
 from kvtrio.core.machine import CoreStatistics
 from kvtrio.core.places import PlaceView
+from kvtrio.core.types import Tier
 from kvtrio.serve.adapter_views import model_entries
 from kvtrio.serve.adapters import Adapters
 from kvtrio.serve.dialect import BUILD
@@ -135,17 +136,21 @@ def _resumes_at(statistics: CoreStatistics) -> str:
 
 def _memory(statistics: CoreStatistics) -> dict[str, dict[str, int]]:
     """How many blocks of tokens there is room for, in groups of layers that see all of them and in
-    those that see a window, and how many states of recurrent layers; of each kind that there is."""
+    those that see a window, and how many states of recurrent layers; of each kind that there is.
+    Where they share RAM, the numbers there are what each could have alone."""
     kinds = {
         "blocks": statistics.max_blocks,
         "window_blocks": statistics.max_parts,
         "states": statistics.max_slots,
     }
-    return {
+    shown = {
         name: {tier.value: number for tier, number in limits.items()}
         for name, limits in kinds.items()
         if limits
     }
+    if statistics.max_ram_bytes:
+        shown["shared_bytes"] = {Tier.HOST.value: statistics.max_ram_bytes}
+    return shown
 
 
 def _disk(statistics: CoreStatistics) -> dict[str, bool | int]:

@@ -9,11 +9,13 @@ from kvtrio.backends.groups import (
     core_groups,
     device_parts,
     host_blocks,
+    host_sizes,
     layer_groups,
     pool_bytes,
+    ram_budget,
     with_slots,
 )
-from kvtrio.core.config import Group
+from kvtrio.core.config import Group, RamBudget
 from kvtrio.core.types import StateClass
 
 TOKEN, WINDOW, POINT = StateClass.TOKEN, StateClass.WINDOW, StateClass.POINT
@@ -124,6 +126,30 @@ def test_ram_is_shared_by_blocks_and_slots():
     assert (chosen.num_host_state_slots, chosen.host_bytes) == (4, (1 << 19) + 5)
     assert with_slots(groups, settings(num_host_state_slots=3)).num_host_state_slots == 3
     assert with_slots(groups[1:], settings()).num_state_slots == 0
+
+
+def test_kinds_share_one_budget_where_memory_can_be_given_back():
+    """There may be as many of each as there is room for, and in all no more than was asked for."""
+    full, window, state = Group(TOKEN, None, 4), Group(WINDOW, 20, 8), Group(POINT, None, 0, 500)
+    chosen = settings(host_bytes=10_000)
+    ram = ram_budget((full, window, state), chosen)
+    assert ram == RamBudget(num_bytes=10_000, block_bytes=64, part_bytes=128, state_bytes=500)
+    sizes = host_sizes((full, window, state), chosen, ram)
+    assert (sizes.num_blocks, sizes.num_parts, sizes.num_slots) == (156, 78, 20)
+    shares = host_sizes((full, window, state), chosen, None)
+    assert 64 * shares.num_blocks + 128 * shares.num_parts + 500 * shares.num_slots <= 10_000
+    assert shares.ram is None
+
+
+def test_one_kind_has_no_budget():
+    """Nor where slots are counted, or nothing is kept in RAM."""
+    full, state = Group(TOKEN, None, 4), Group(POINT, None, 0, 500)
+    assert ram_budget((full,), settings(host_bytes=1000)) is None
+    assert ram_budget((state,), settings(host_bytes=1000)) is None
+    assert ram_budget((full, state), settings(host_bytes=0)) is None
+    told = settings(host_bytes=1000, num_host_state_slots=3)
+    assert ram_budget((full, state), told) is None
+    assert ram_budget((full, state), settings(host_bytes=1000)) is not None
 
 
 def test_without_keys_and_values_ram_is_for_slots():

@@ -12,7 +12,7 @@ from harness.serving import served_model
 from kvtrio.backends.base import BackendInfo, BackendSettings, DeviceMemory
 from kvtrio.cli import exits, main
 from kvtrio.cli.adapters import parse_adapter, read_adapters, wanted_adapters
-from kvtrio.cli.announce import memory_lines, state_split
+from kvtrio.cli.announce import host_bytes, memory_lines, state_split
 from kvtrio.cli.backend import backend_settings, default_cache_ram
 from kvtrio.cli.identity import key_maker, server_identity
 from kvtrio.cli.prepare import core_config, split_purposes
@@ -28,7 +28,7 @@ from kvtrio.config import (
     ServeConfig,
     StateSettings,
 )
-from kvtrio.core.config import Group
+from kvtrio.core.config import Group, RamBudget
 from kvtrio.core.types import StateClass
 from kvtrio.model.errors import ModelFileError
 
@@ -223,6 +223,26 @@ def test_the_split_of_memory_is_announced_for_recurrent_layers() -> None:
     assert note is not None
     assert "2 of 3.0 MiB" in note
     assert "50 more in RAM" in note
+
+
+def test_a_shared_budget_is_announced_instead() -> None:
+    """What all kinds share in RAM, in MiB, and no number of any kind there."""
+    ram = RamBudget(num_bytes=70 * MIB, block_bytes=1024, state_bytes=3 * MIB)
+    shared = evolve(recurrent(50), ram=ram)
+    note = state_split(shared, 2)
+    assert note is not None
+    assert "in RAM they share 70 MiB" in note
+    assert "50" not in note
+    windows = evolve(
+        info(backend_settings(serve_config(), 100)),
+        groups=(Group(StateClass.WINDOW, 16, 64), *GROUPS),
+        num_window_blocks=9,
+        ram=ram,
+    )
+    note = state_split(windows, 2)
+    assert note is not None
+    assert "they share 70 MiB" in note
+    assert host_bytes(shared) == host_bytes(windows) == 70 * MIB
 
 
 def recurrent(num_slots: int) -> BackendInfo:

@@ -15,7 +15,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from harness.core_fakes import NumberMatcher, answer, config, submit
+from harness.core_fakes import NumberMatcher, answer, config, shared_ram, submit
 from harness.memory import Memory
 from kvtrio.core import invariants
 from kvtrio.core.config import Group
@@ -53,6 +53,9 @@ class Traffic(RuleBasedStateMachine):
     keys = KeyMaker(b"secret of the tests", b"root")
     policies = (FCFS(), StallFree(), Fair(), Priority())
     sizes: ClassVar = {}
+    num_examples = 100
+    shares_ram = False
+    """All kinds of state have one budget of bytes in RAM."""
     variety = 1
     """One request in so many differs from others in adapters or namespace."""
 
@@ -73,11 +76,14 @@ class Traffic(RuleBasedStateMachine):
         is_unified=st.booleans(),
         num_slots=st.tuples(st.sampled_from([3, 4, 9]), st.sampled_from([0, 1, 5])),
         num_host_parts=st.sampled_from([0, 2, 9]),
+        ram_bytes=st.sampled_from([0, 70, 200, 1000]),
     )
-    def start(self, num_host_blocks, is_unified, num_slots, num_host_parts):
+    def start(self, num_host_blocks, is_unified, num_slots, num_host_parts, ram_bytes):
         sizes = {"num_host_blocks": num_host_blocks, "is_unified": is_unified, **self.sizes}
         sizes["num_host_window_blocks"] = num_host_parts
         sizes |= dict(zip(("num_state_slots", "num_host_state_slots"), num_slots, strict=True))
+        if self.shares_ram:
+            sizes |= shared_ram(ram_bytes, sizes["groups"], sizes.get("block_size", 4))
         self.core = Core(config(**sizes), self, self.keys)
         self.memory = Memory.of(self.core.config)
 
@@ -291,6 +297,27 @@ class WindowHybridTraffic(Traffic):
     }
 
 
+class SharedHybridTraffic(HybridTraffic):
+    """The same with one small budget in RAM."""
+
+    num_examples = 30
+    shares_ram = True
+
+
+class SharedWindowHybridTraffic(WindowHybridTraffic):
+    """The same with small windows."""
+
+    num_examples = 30
+    shares_ram = True
+
+
+class CrowdedSharedTraffic(CrowdedHybridTraffic):
+    """The same with small places."""
+
+    num_examples = 50
+    shares_ram = True
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "traffic",
@@ -304,6 +331,9 @@ class WindowHybridTraffic(Traffic):
         WindowTraffic,
         WindowsOnlyTraffic,
         WindowHybridTraffic,
+        SharedHybridTraffic,
+        SharedWindowHybridTraffic,
+        CrowdedSharedTraffic,
     ],
 )
 def test_random_traffic(traffic):
@@ -311,7 +341,7 @@ def test_random_traffic(traffic):
     run_state_machine_as_test(
         traffic,
         settings=settings(
-            max_examples=100,
+            max_examples=traffic.num_examples,
             stateful_step_count=50,
             deadline=None,
             suppress_health_check=list(HealthCheck),

@@ -172,7 +172,7 @@ def test_recurrent_layers_and_windows_resume_together():
     assert server.ask((*words(1, 200), *words(2, 9))).num_cached_tokens == 128
     for block in invariants._walk(server.core.cache.index.root):
         if block.start == 144 and block.part is not None:
-            server.core.cache.parts._lose(block.part, server.now)
+            server.core.cache.parts.lose(block.part, server.now)
     assert server.ask((*words(1, 200), *words(3, 9))).num_cached_tokens == 128
 
 

@@ -3,7 +3,7 @@
 from attrs import define, field
 
 from kvtrio.core.batch import Batch, Sampled, StepResult
-from kvtrio.core.config import CoreConfig, Group
+from kvtrio.core.config import CoreConfig, Group, RamBudget
 from kvtrio.core.events import Piece, Submit
 from kvtrio.core.identity import KeyMaker
 from kvtrio.core.machine import Core
@@ -39,6 +39,25 @@ def config(**changes: object) -> CoreConfig:
         "num_host_blocks": 12,
     }
     return CoreConfig(**{**sizes, **changes})  # type: ignore[arg-type]
+
+
+def shared_ram(num_bytes: int, groups: tuple[Group, ...], block_size: int) -> dict[str, object]:
+    """Sizes for ``config``: one budget for all kinds of state that ``groups`` have."""
+    sizes = dict.fromkeys(StateClass, 0)
+    for group in groups:
+        sizes[group.state_class] += group.part_bytes(block_size)
+    budget = RamBudget(
+        num_bytes=num_bytes,
+        block_bytes=sizes[StateClass.TOKEN] or 8,
+        part_bytes=sizes[StateClass.WINDOW],
+        state_bytes=sizes[StateClass.POINT],
+    )
+    return {
+        "ram": budget,
+        "num_host_blocks": budget.most(budget.block_bytes),
+        "num_host_window_blocks": budget.most(budget.part_bytes),
+        "num_host_state_slots": budget.most(budget.state_bytes),
+    }
 
 
 def make_core(policy: Policy | None = None, **changes: object) -> Core:

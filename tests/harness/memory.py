@@ -89,6 +89,12 @@ class Memory:
         for i, digest in enumerate(digests):
             self.places[self._at(tier, group, place, i)] = digest
 
+    def give_back(self, group: int, place: BlockId, tier: Tier) -> None:
+        """Whoever reads it after this reads nothing that was written."""
+        at = (Tier.DEVICE if self.is_unified else tier, group, place)
+        for known in [each for each in self.places if each[:3] == at]:
+            del self.places[known]
+
     def _at(self, tier: Tier, group: int, block: int, place: int) -> tuple[Tier, int, int, int]:
         return Tier.DEVICE if self.is_unified else tier, group, block, place
 

@@ -22,7 +22,7 @@ from harness.virtual_http import Answer, Call, VirtualServer
 from kvtrio.backends.base import BackendInfo
 from kvtrio.backends.sim import HashTokens, Moment, SimBackend, StepCost, TokenFunction
 from kvtrio.core.batch import Batch
-from kvtrio.core.config import CoreConfig, Group
+from kvtrio.core.config import CoreConfig, Group, RamBudget
 from kvtrio.core.events import Cached, Finished, Matcher, Output, Rejected, Submit, TokenOut
 from kvtrio.core.identity import KeyMaker
 from kvtrio.core.machine import Core
@@ -86,6 +86,7 @@ class SimSettings:
     num_host_blocks: int = 32
     num_state_slots: int = 0
     num_host_state_slots: int = 0
+    ram: RamBudget | None = None
     is_unified: bool = True
     disk_bytes: int = 0
     vocab_size: int = 1000
@@ -111,6 +112,7 @@ class SimSettings:
             num_state_slots=self.num_state_slots,
             num_host_state_slots=self.num_host_state_slots,
             is_unified=self.is_unified,
+            ram=self.ram,
             num_places=self.num_places,
             max_context=self.max_context,
             max_waiting=self.max_waiting,
@@ -134,6 +136,7 @@ class SimSettings:
             num_state_slots=config.num_state_slots,
             num_host_state_slots=config.num_host_state_slots,
             is_unified=config.is_unified,
+            ram=config.ram,
             vocab_size=self.vocab_size,
             max_context=config.max_context,
             pool_bytes=0,

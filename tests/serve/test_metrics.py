@@ -6,14 +6,17 @@ from typing import Any
 
 import pytest
 import trio
+from attrs import evolve
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
+from harness.core_fakes import shared_ram
 from harness.serving import EOS, Serving, serving
 from harness.virtual import SimSettings
 from kvtrio.backends.sim import HashTokens
+from kvtrio.core.config import Group
 from kvtrio.core.explain import CacheReport, MissReason, TurnClass
-from kvtrio.core.types import FinishReason, RequestId
+from kvtrio.core.types import FinishReason, RequestId, StateClass
 from kvtrio.engine.records import BreachReason, RequestRecord
 from kvtrio.obs.logging import Clock, Log
 from kvtrio.obs.observer import FanOut, JsonObserver
@@ -419,3 +422,22 @@ async def test_no_label_holds_a_callers_words(autojump_clock: Any) -> None:
         body = {"prompt": word, "n_predict": 1, "model": word, "cache_salt": word, "kvtrio": ours}
         assert (await server.post(NATIVE, body)).status == 200
         assert word not in (await server.get("/metrics")).raw.body.decode()
+
+
+async def test_what_kinds_share_in_ram_is_told(autojump_clock: Any) -> None:
+    """Bytes in use and their limit, in /metrics and /props; nothing of it where shares are."""
+    groups = (Group(StateClass.POINT, None, 0, 16), Group(StateClass.TOKEN, None, 24))
+    sizes = shared_ram(5000, groups, 4)
+    sizes.pop("num_host_window_blocks")
+    sim = SimSettings(groups=groups, block_size=4, num_places=1, max_context=96, **sizes)
+    names = ("kvtrio_ram_bytes_used", "kvtrio_ram_bytes_limit")
+    async with serving(sim=evolve(sim, num_state_slots=2)) as server:
+        for number in range(4):
+            await server.post(NATIVE, {"prompt": f"{number}" * 60, "n_predict": 4})
+        samples = await scrape(server)
+        used, limit = (samples[name][0].value for name in names)
+        assert 0 < used <= limit == 5000
+        memory = (await server.get("/props")).json["kvtrio"]["memory"]
+        assert memory["shared_bytes"] == {"ram": 5000}
+    async with serving(sim=SMALL) as server:
+        assert not (await scrape(server)).keys() & set(names)
