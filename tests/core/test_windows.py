@@ -114,6 +114,17 @@ def test_the_third_one_resumes_where_prompts_part():
     assert server.ask((*words(1, 500), *words(4, 30))).num_computed_tokens <= 30 + 16
 
 
+def test_what_nobody_wants_goes_before_last_windows_however_old():
+    """A long prompt leaves parts that are worth nothing; three of four conversations before it keep
+    their windows."""
+    server = windowed(num_host_window_blocks=21)
+    for number in range(4):
+        server.ask(words(1 + number, 300))
+    server.ask(words(9, 900))
+    kept = [server.ask((*words(1 + n, 300), *ANSWER, 5)).num_cached_tokens for n in (3, 2, 1, 0)]
+    assert kept == [302, 302, 302, 0]
+
+
 def test_tokens_without_their_window_are_no_reuse_and_the_report_says_so():
     """Others took the room; what is computed again is found next time."""
     server = windowed(num_host_window_blocks=0)
