@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, BinaryIO
 
@@ -24,6 +25,7 @@ from kvtrio.obs.logging import Clock, Log
 from kvtrio.obs.observer import FanOut, JsonObserver
 from kvtrio.obs.schema import Level
 from kvtrio.plugins import SCHEDULERS, PluginError, load
+from kvtrio.replay.log_lines import log_lines
 from kvtrio.replay.machines import MachineError, StepSeconds, calibrate, describe, named
 from kvtrio.replay.outcome import Numbers, Outcome, side_by_side
 from kvtrio.replay.scenario import MAX_TOKENS
@@ -209,13 +211,12 @@ def _config(scenario: Scenario, options: SimulateOptions) -> CoreConfig:
 
 def _sizes_like(path: Path) -> _Sizes:
     decode = msgspec.json.Decoder(_Sizes).decode
-    with path.open("rb") as file:
-        for raw in file:
-            if b'"server.start"' in raw:
-                try:
-                    return decode(raw)
-                except (msgspec.DecodeError, UnicodeDecodeError):
-                    break
+    for raw in log_lines(path):
+        if b'"server.start"' in raw:
+            try:
+                return decode(raw)
+            except (msgspec.DecodeError, UnicodeDecodeError):
+                break
     raise MachineError(f"{path}: no server.start line of a kvtrio log")
 
 
@@ -223,7 +224,7 @@ def run_calibrate(paths: list[Path], output: Path | None) -> int:
     """Return the exit code."""
     try:
         exits.keep_inputs(output, paths)
-        found = calibrate(_lines(paths))
+        found = calibrate(chain.from_iterable(map(log_lines, paths)))
         data = describe(found.machine, found.num_observed)
         if output is None:
             print(data.decode(), end="")
@@ -238,9 +239,3 @@ def run_calibrate(paths: list[Path], output: Path | None) -> int:
         file=sys.stderr,
     )
     return exits.OK
-
-
-def _lines(paths: list[Path]) -> Iterator[bytes]:
-    for path in paths:
-        with path.open("rb") as file:
-            yield from file

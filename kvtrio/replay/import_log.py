@@ -8,13 +8,14 @@ same adapters that is long enough; as far as the log says that it was known.
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from attrs import define, field
 from msgspec import Meta, Struct
 
 from kvtrio.core.types import FinishReason, Retain
+from kvtrio.replay.log_lines import log_lines
 from kvtrio.replay.scenario import (
     MAX_PURPOSES,
     MAX_TOKENS,
@@ -30,7 +31,7 @@ from kvtrio.replay.scenario import (
     Request,
     Use,
 )
-from kvtrio.replay.scenario_file import MAX_LINE_BYTES, ScenarioError
+from kvtrio.replay.scenario_file import ScenarioError
 
 DONE = b'"event":"request.done"'
 LOOK_BACK = 256
@@ -42,6 +43,7 @@ Tokens = Annotated[int, Meta(ge=0, le=MAX_TOKENS)]
 class DoneLine(Struct, kw_only=True):
     """What is used of a ``request.done`` line."""
 
+    schema: Literal["kvtrio.decision/1"]
     timestamp: datetime
     request_id: int
     reason: FinishReason
@@ -76,9 +78,8 @@ class DoneLine(Struct, kw_only=True):
 
 def import_log(path: Path) -> list[Line]:
     """Raises ``OSError`` and ``ScenarioError``."""
-    with path.open("rb") as file:
-        lines = iter(lambda: file.readline(MAX_LINE_BYTES), b"")
-        done = [_decoded(raw, number) for number, raw in enumerate(lines, 1) if DONE in raw]
+    lines = enumerate(log_lines(path), 1)
+    done = [_decoded(raw, number) for number, raw in lines if DONE in raw]
     done.sort(key=lambda line: line.arrived_s)
     guess = _Guess(done[0].arrived_s if done else 0.0)
     requests = [guess.request(line) for line in done]

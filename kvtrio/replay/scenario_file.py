@@ -5,6 +5,8 @@ Errors name a line and a rule, and never repeat what stands in the line.
 
 from array import array
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import BinaryIO
 
@@ -59,10 +61,19 @@ def encode_line(line: Line) -> bytes:
 
 
 def write_scenario(path: Path, lines: Iterable[Line]) -> None:
-    """Raises ``OSError``, and ``ScenarioError`` if the lines are no scenario."""
+    """Raises ``OSError``, and ``ScenarioError`` if the lines are no scenario; then nothing is left
+    that could be taken for a whole one."""
+    whole = checked(lines)
+    first = next(whole)
     with path.open("wb") as file:
-        for line in checked(lines):
-            file.write(encode_line(line))
+        try:
+            for line in chain((first,), whole):
+                file.write(encode_line(line))
+            file.flush()
+        except BaseException:
+            with suppress(OSError):
+                file.truncate(0)
+            raise
 
 
 def read_scenario(path: Path) -> Scenario:
@@ -185,6 +196,8 @@ class Rules:
             return "longer than the header's context"
         if (line.ready_tokens or 0) > length + line.output_tokens:
             return "more was ready than there is"
+        if any(use.start > length for use in line.adapters):
+            return "an adapter that begins behind the prompt"
         if not all(self._is_there(piece) for piece in line.prompt if isinstance(piece, Ref)):
             return "a reference to tokens that no earlier request has"
         if not self._is_answer_known(line):

@@ -68,6 +68,18 @@ def test_what_is_written_is_read(tmp_path: Any) -> None:
     assert found.actions == ((1, LINES[3]),)
 
 
+def test_what_is_refused_leaves_no_scenario(tmp_path: Any) -> None:
+    """Half a file could be taken for a whole one. Refused at once, a file stays as it is."""
+    path = tmp_path / "scenario.jsonl"
+    write_scenario(path, LINES)
+    with pytest.raises(ScenarioError):
+        write_scenario(path, [request()])
+    assert read_scenario(path) == collect(LINES)
+    with pytest.raises(ScenarioError):
+        write_scenario(path, [HEADER, request(), request()])
+    assert path.read_bytes() == b""
+
+
 @pytest.mark.parametrize(
     "lines",
     [
@@ -88,6 +100,7 @@ def test_what_is_written_is_read(tmp_path: Any) -> None:
         [HEADER, request(begins_as=Beginning(0, 1))],
         [HEADER, request(output_tokens=2), request(1, begins_as=Beginning(0, 3))],
         [HEADER, request(output_tokens=2, left_s=0.5, ready_tokens=13)],
+        [HEADER, Adapter(alias="a0"), request(adapters=(Use(alias="a0", start=11),))],
         [HEADER, Expect(request=0)],
         [HEADER, Action(at_s=0.0, what=What.SCALES, scales=(Use(alias="a0"),))],
     ],

@@ -1,5 +1,6 @@
 """Scenarios from traces, from logs, and made up."""
 
+import gzip
 import json
 import runpy
 from pathlib import Path
@@ -74,6 +75,30 @@ def test_an_azure_trace(tmp_path: Path) -> None:
     assert found.requests[0].prompt == (Fresh(4808),)
 
 
+def test_an_azure_trace_of_2024(tmp_path: Path) -> None:
+    """Its times have an offset from UTC; spreadsheets put a mark in front of the file."""
+    path = tmp_path / "trace.csv"
+    path.write_text(
+        "\ufeffTIMESTAMP,ContextTokens,GeneratedTokens\n"
+        "2024-05-10 00:00:00.009930+00:00,2162,5\n"
+        "2024-05-10 02:00:01+02:00,2399,6\n"
+    )
+    assert [each.at_s for each in scenario(import_azure(path)).requests] == [0.0, 0.99007]
+
+
+@pytest.mark.parametrize("seconds", ["2023-11-16 18:17:02", "9999-11-16 18:17:03"])
+def test_times_that_no_scenario_can_have(tmp_path: Path, seconds: str) -> None:
+    """The line of the trace is named."""
+    path = tmp_path / "trace.csv"
+    start = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03,1,1\n"
+    path.write_text(f"{start}{seconds},1,1\n")
+    with pytest.raises(ScenarioError, match=r"^line 3: earlier"):
+        import_azure(path)
+    path.write_text(f"{MOONCAKE}\n{MOONCAKE.replace('27482', '27481')}\n")
+    with pytest.raises(ScenarioError, match=r"^line 2: earlier"):
+        import_mooncake(path)
+
+
 @pytest.mark.parametrize(
     ("read", "text"),
     [
@@ -82,6 +107,8 @@ def test_an_azure_trace(tmp_path: Path) -> None:
         (import_mooncake, MOONCAKE + "\n" + MOONCAKE.replace("1100", "-5") + "\n"),
         (import_azure, "TIMESTAMP,ContextTokens,GeneratedTokens\nyesterday,1,2\n"),
         (import_azure, "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03,0,2\n"),
+        (import_azure, "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16,3,2\n"),
+        (import_mooncake, MOONCAKE + "\n" + MOONCAKE.replace("27482", "1" + "0" * 20) + "\n"),
         (import_log, '{"event":"server.start"}\n{"event":"request.done","x":1}\n'),
     ],
 )
@@ -150,6 +177,22 @@ def test_a_log(tmp_path: Path) -> None:
     assert [each.alias for each in fourth.adapters] == ["a0"]
     assert (fifth.left_s, fifth.retain, fifth.tenant) == (0.5, Retain.AUXILIARY, 1)
     assert fifth.ready_tokens is None
+
+
+def test_a_log_that_was_packed(tmp_path: Path) -> None:
+    """With gzip it is read; what is cut or packed otherwise is said to be so, and a log of another
+    version is none."""
+    path = tmp_path / "log.gz"
+    packed = gzip.compress((done(1) + done(2)).encode())
+    path.write_bytes(packed)
+    assert len(scenario(import_log(path)).requests) == 2
+    for data in (packed[:-9], packed[:20] + b"x" + packed[21:], b"\x28\xb5\x2f\xfd"):
+        path.write_bytes(data)
+        with pytest.raises(ScenarioError, match=r"^packed with "):
+            import_log(path)
+    path.write_text(done(1, schema="kvtrio.decision/2"))
+    with pytest.raises(ScenarioError, match=r"^line 1: not a request\.done"):
+        import_log(path)
 
 
 def test_a_log_of_clients_that_left(tmp_path: Path) -> None:
