@@ -265,6 +265,23 @@ def test_results_of_a_server_that_does_not_tell(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_replays_that_are_read_as_one(tmp_path: Path) -> None:
+    """Each with its own clock and its own sessions, though both number them from 0."""
+    content = results_bytes(ServerKind.KVTRIO, result(0, 0, 0), result(1, 1, 990))
+    paths = [tmp_path / "a", tmp_path / "b"]
+    later = content.replace(b'"started_s":1800000000', b'"started_s":1800003600')
+    for path, data in zip(paths, (content, later), strict=True):
+        path.write_bytes(data)
+    with open_store(paths) as store:
+        report = report_of(store, Limits())
+        sessions = store.row("SELECT count(DISTINCT session) FROM requests")
+    assert sessions == (2,)
+    assert report.first == "2027-01-15 08:00:00"
+    assert report.last.startswith("2027-01-15 09:00:")
+    assert "2 replays are read as one." in report.remarks
+
+
+@pytest.mark.slow
 def test_a_log_of_a_run_that_was_killed(tmp_path: Path) -> None:
     """No end line is no fault."""
     content = results_bytes(ServerKind.LLAMA, result(0, 0, 0))

@@ -186,6 +186,13 @@ def test_times_are_times_that_happened(tmp_path: Path) -> None:
     assert ("first token", "turns that missed") not in times
 
 
+def test_times_that_cannot_be_are_none(tmp_path: Path) -> None:
+    """A request without its whole time is in no plot of places, and counts all the same."""
+    report = reported(tmp_path / "log", [done(queue_s=1e300)])
+    assert report.figures.window is None
+    assert rows(report, "outcomes")[0][:2] == ("stop", 1)
+
+
 def test_goodput_counts_all_that_was_offered(tmp_path: Path) -> None:
     """Refused, failed and late requests are offered and not good; who left is neither."""
     refused = RequestRejected(

@@ -180,6 +180,8 @@ def _window(store: Store) -> Window | None:
             ORDER BY abs((start + finish) / 2 - $center), ended, request_id LIMIT {NUM_BARS}""",
         center=center[0][0],
     )
+    if not rows:
+        return None
     placed = [row for row in rows if row[0] is not None]
     return _windowed(store, sorted(placed or rows, key=lambda row: (row[1], row[3])))
 

@@ -36,16 +36,21 @@ def _about_lines(source: Source) -> Iterator[str]:
 
 
 def _about_runs(store: Store) -> Iterator[str]:
-    starts, stops, lost, is_cut = store.row(
+    starts, stops, lost, is_cut, runs, logged = store.row(
         """SELECT count(*) FILTER (event = 'server.start'), count(*) FILTER (event = 'server.stop'),
                coalesce(sum(num_lost_lines) FILTER (event = 'server.stop'), 0),
-               bool_or(NOT is_complete) FILTER (kind = 'end')
+               bool_or(NOT is_complete) FILTER (kind = 'end'),
+               count(*) FILTER (kind = 'run'), count(*) FILTER (event = 'request.done')
            FROM good"""
     )
     if starts > 1:
         yield f"{starts} starts of a server, {stops} clean stops."
     if lost:
         yield f"{lost:,.0f} lines could not be written by the server."
+    if runs > 1:
+        yield f"{runs} replays are read as one."
+    if runs and logged:
+        yield "Logs and replays are read as one; --compare puts two side by side."
     if is_cut:
         yield "The replay was stopped before its end."
 

@@ -46,6 +46,9 @@ STATUS = """CASE
     WHEN event = 'request.done' AND (timestamp IS NULL OR within(num_prompt_tokens) IS NULL)
         THEN 'bad'
     ELSE 'good' END"""
+SOURCE = """CASE WHEN kind IS NULL THEN 0
+    ELSE CAST(regexp_extract(filename, '([0-9]+)[.]jsonl', 1) AS UINTEGER) END"""
+"""Which of the files a replay's line is from: replays number their sessions and time alike."""
 
 
 @frozen(kw_only=True)
@@ -164,9 +167,9 @@ def _read(connection: duckdb.DuckDBPyConnection, links: list[str]) -> None:
     kept = ", ".join(checked(name) for name in READ if name not in RAW)
     connection.execute(
         f"""CREATE TABLE lines AS SELECT {STATUS} AS status, {kept},
-                hash(scenario) AS scenario_hash
+                hash(scenario) AS scenario_hash, {SOURCE} AS source
             FROM read_json($links, format = 'newline_delimited', columns = {declarations()},
-                ignore_errors = true, maximum_object_size = {MAX_LINE_BYTES})""",
+                filename = true, ignore_errors = true, maximum_object_size = {MAX_LINE_BYTES})""",
         {"links": links, "log": SCHEMAS[0], "results": SCHEMAS[1]},
     )
     for statement in (*VIEWS, REQUESTS):

@@ -34,8 +34,8 @@ _LOGGED = """
         longest_gap_prefill_tokens, longest_gap_prompt_tokens, longest_gap_prompt_at,
         0 AS scenario_turn
     FROM good WHERE event = 'request.done'"""
-_STARTED = """(SELECT to_timestamp(coalesce(min(started_s), 0))::TIMESTAMP
-     FROM good WHERE kind = 'run')"""
+_STARTED = """to_timestamp(coalesce(begun_s, 0))::TIMESTAMP"""
+_RUNS = """(SELECT source, min(started_s) AS begun_s FROM good WHERE kind = 'run' GROUP BY 1)"""
 _REPLAYED = f"""
     SELECT
         'replay', {_STARTED} + to_microseconds(CAST((sent_s + total_s) * 1e6 AS BIGINT)),
@@ -46,10 +46,12 @@ _REPLAYED = f"""
         CASE WHEN path::VARCHAR = 'resident' THEN coalesce(num_cached_tokens, 0) ELSE 0 END,
         CASE WHEN path::VARCHAR = 'ram' THEN coalesce(num_cached_tokens, 0) ELSE 0 END,
         CASE WHEN path::VARCHAR = 'disk' THEN num_cached_tokens END, 0, 0, NULL, prefill_s,
-        decode_s, total_s, first_token_s, gap_p50_s, gap_p99_s, gap_max_s, gap_max_s, session,
+        decode_s, total_s, first_token_s, gap_p50_s, gap_p99_s, gap_max_s, gap_max_s,
+        session + (CAST(source AS UBIGINT) << 32) AS session,
         tenant, purpose, retain, adapters IS NOT NULL, adapters, path,
         miss_reason, turn, false, NULL, NULL, NULL, NULL, NULL, NULL, NULL, scenario_turn
-    FROM good WHERE kind = 'result' AND outcome IN ('done', 'left', 'failed', 'cut')"""
+    FROM good LEFT JOIN {_RUNS} USING (source)
+    WHERE kind = 'result' AND outcome IN ('done', 'left', 'failed', 'cut')"""
 _IS_UNTOLD = "(origin = 'replay' AND coalesce(getvariable('is_untold'), false))"
 _TURNS = f"""
     SELECT *, ended - to_microseconds(CAST(coalesce(total_s, 0) * 1e6 AS BIGINT)) AS arrived,
