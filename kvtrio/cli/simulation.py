@@ -18,7 +18,7 @@ from kvtrio.cli import exits
 from kvtrio.cli.collector import no_full_collections
 from kvtrio.cli.logs import version
 from kvtrio.cli.simulate import MAX_BLOCK_SIZE, MAX_PLACES, SimulateOptions
-from kvtrio.core.config import CoreConfig, Group
+from kvtrio.core.config import CoreConfig, Group, RamBudget
 from kvtrio.core.types import StateClass
 from kvtrio.engine.records import Observer
 from kvtrio.obs.logging import Clock, Log
@@ -39,6 +39,9 @@ LOG_KEY = bytes(32)
 BUFFER_BYTES = 1 << 20
 SHOW_EVERY = 256
 MAX_BLOCKS = 1 << 24
+MAX_BYTES = 1 << 50
+PARTS_SHARE = 3
+"""See ``backends.groups``."""
 """Of device and RAM together; each takes some dozens of bytes here."""
 Many = Annotated[int, Meta(ge=0, le=1 << 40)]
 USER_ERRORS = (MachineError, PluginError, ScenarioError, OSError)
@@ -57,6 +60,9 @@ class _Sizes(msgspec.Struct):
     num_host_blocks: Many = 4096
     num_state_slots: Annotated[int, Meta(ge=0, le=MAX_BLOCKS)] = 0
     num_host_state_slots: Annotated[int, Meta(ge=0, le=MAX_BLOCKS)] = 0
+    shared_ram_bytes: Annotated[int, Meta(ge=0, le=MAX_BYTES)] = 0
+    shared_block_bytes: Annotated[int, Meta(ge=0, le=MAX_BYTES)] = 0
+    shared_part_bytes: Annotated[int, Meta(ge=0, le=MAX_BYTES)] = 0
     bytes_per_state: Annotated[int, Meta(ge=0)] = 0
 
 
@@ -184,7 +190,7 @@ def _config(scenario: Scenario, options: SimulateOptions) -> CoreConfig:
         sizes.num_places = scenario.header.num_places or sizes.num_places
         sizes.max_context = scenario.header.max_context
     block_size = options.block_size or sizes.block_size
-    num_host_blocks = sizes.num_host_blocks * sizes.block_size // block_size
+    num_host_blocks = _host_blocks(sizes) * sizes.block_size // block_size
     if options.ram_tokens is not None:
         num_host_blocks = options.ram_tokens // block_size
     groups = [Group(StateClass.TOKEN, None, 1)]
@@ -192,6 +198,9 @@ def _config(scenario: Scenario, options: SimulateOptions) -> CoreConfig:
         groups.append(Group(StateClass.POINT, None, 0, sizes.bytes_per_state))
     num_places = options.parallel or sizes.num_places
     gap_s = options.max_gap_ms / 1e3 if options.max_gap_ms else sizes.max_gap_s
+    ram = _shared_ram(sizes, options.ram_tokens, block_size)
+    if ram is not None:
+        num_host_blocks = ram.most(ram.block_bytes)
     config = CoreConfig(
         groups=tuple(groups),
         block_size=block_size,
@@ -202,11 +211,38 @@ def _config(scenario: Scenario, options: SimulateOptions) -> CoreConfig:
         max_gap_s=gap_s,
         num_host_blocks=num_host_blocks,
         num_state_slots=max(sizes.num_state_slots, 2 * num_places) if sizes.bytes_per_state else 0,
-        num_host_state_slots=sizes.num_host_state_slots,
+        num_host_state_slots=ram.most(ram.state_bytes) if ram else sizes.num_host_state_slots,
+        ram=ram,
     )
     if config.num_blocks + config.num_host_blocks > MAX_BLOCKS:
         raise MachineError(f"more than {MAX_BLOCKS:,} blocks: places, context or RAM are too many")
     return config
+
+
+def _host_blocks(sizes: _Sizes) -> int:
+    """Windows are not simulated: where they share RAM, a block has as much of a part as where
+    each kind has its share."""
+    part_bytes = sizes.shared_part_bytes
+    if sizes.bytes_per_state or not (part_bytes and sizes.shared_block_bytes):
+        return sizes.num_host_blocks
+    return (
+        PARTS_SHARE
+        * sizes.shared_ram_bytes
+        // (PARTS_SHARE * sizes.shared_block_bytes + part_bytes)
+    )
+
+
+def _shared_ram(sizes: _Sizes, ram_tokens: int | None, block_size: int) -> RamBudget | None:
+    """What blocks and states share; ``ram_tokens``: as much as these would take alone."""
+    block_bytes = sizes.shared_block_bytes * block_size // sizes.block_size
+    if not (sizes.bytes_per_state and block_bytes and sizes.shared_ram_bytes):
+        return None
+    asked = None if ram_tokens is None else ram_tokens // block_size * block_bytes
+    return RamBudget(
+        num_bytes=sizes.shared_ram_bytes if asked is None else asked,
+        block_bytes=block_bytes,
+        state_bytes=sizes.bytes_per_state,
+    )
 
 
 def _sizes_like(path: Path) -> _Sizes:

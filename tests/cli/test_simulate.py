@@ -57,6 +57,22 @@ def test_a_simulated_server_is_like_itself(scenario, tmp_path, capsys):
     assert capsys.readouterr().out == first
 
 
+def test_kinds_that_share_ram_are_simulated_so(scenario, tmp_path, capsys):
+    """A server's log says what states and blocks share; more of it keeps more."""
+    rows, sizes = [], {"num_places": 1, "max_context": 500, "bytes_per_state": 4000}
+    sizes["shared_block_bytes"] = 640
+    for name, num_bytes in (("little", 4000), ("much", 400_000)):
+        server, again = tmp_path / f"{name}.log", tmp_path / f"{name}-again.log"
+        start = {"event": "server.start", **sizes, "shared_ram_bytes": num_bytes}
+        server.write_text(json.dumps(start, separators=(",", ":")) + "\n", encoding="ascii")
+        for like, log in ((server, ["--log", str(again)]), (again, [])):
+            assert main(["simulate", str(scenario), "--like", str(like), "--json", *log]) == 0
+            rows.append(json.loads(capsys.readouterr().out)["stall_free"])
+    little, little_again, much, much_again = rows
+    assert (little, much) == (little_again, much_again)
+    assert little["from RAM"] < much["from RAM"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
