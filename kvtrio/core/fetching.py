@@ -234,7 +234,8 @@ class Fetches:
             if job.todo[0] in piece.entries:
                 while job.todo and job.todo[0] in piece.entries:
                     job.todo.popleft()
-                job.numbers.append(number)
+                if number not in job.numbers:
+                    job.numbers.append(number)
                 return True
         return False
 
