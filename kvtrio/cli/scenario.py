@@ -13,6 +13,8 @@ from kvtrio.replay.make_settings import MakeSettings
 if TYPE_CHECKING:
     from kvtrio.replay.scenario import Line
 
+NOTHING_MADE = "that makes no request: there are none, or none fits into --max-context"
+
 scenario = App(name="scenario", help="Make, import and look at scenario files.")
 
 Out = Annotated[Path, Parameter(help="The scenario file to write.")]
@@ -35,7 +37,7 @@ def make(
     if (fault := chosen.fault()) is not None:
         exits.complain(fault)
         return exits.USAGE
-    return _written(out, lambda: maker.make(chosen))
+    return _written(out, lambda: _with_requests(maker.make(chosen), NOTHING_MADE))
 
 
 @scenario.command(name="import")
@@ -71,7 +73,8 @@ def import_trace(
             return imports.import_azure(file, shrink)
         return import_log.import_log(file)
 
-    return _written(out, lambda: _with_requests(lines(), kind), file)
+    nothing = f"there is no request in it, as {kind} has them"
+    return _written(out, lambda: _with_requests(lines(), nothing), file)
 
 
 @scenario.command
@@ -111,7 +114,7 @@ def show(file: Annotated[Path, Parameter(help="A scenario file.")], /) -> int:
     return exits.OK
 
 
-def _with_requests(lines: "Iterable[Line]", kind: str) -> "Iterator[Line]":
+def _with_requests(lines: "Iterable[Line]", nothing: str) -> "Iterator[Line]":
     from kvtrio.replay.scenario import Request
     from kvtrio.replay.scenario_file import ScenarioError
 
@@ -120,7 +123,7 @@ def _with_requests(lines: "Iterable[Line]", kind: str) -> "Iterator[Line]":
         is_empty = is_empty and not isinstance(line, Request)
         yield line
     if is_empty:
-        raise ScenarioError(f"there is no request in it, as {kind} has them")
+        raise ScenarioError(nothing)
 
 
 def _written(out: Path, lines: "Callable[[], Iterable[Line]]", *sources: Path) -> int:

@@ -13,6 +13,9 @@ AT_LEAST_ONE = (
     "burst_tokens",
     "num_tenants",
 )
+MAX_MADE = 1_000_000
+"""Requests; they are all in memory before the first is written."""
+MOST_S = 10_000_000
 
 
 @frozen(kw_only=True)
@@ -67,9 +70,19 @@ class MakeSettings:
     def fault(self) -> str | None:
         """The first thing that cannot be; None: all can."""
         for name, value in asdict(self).items():
-            low = 1 if name in AT_LEAST_ONE else 0
-            is_share = name.endswith("_share")
-            if value < low or (is_share and value > 1):
-                flag = name.replace("_", "-")
-                return f"--{flag}: at least {low}" + (", at most 1" if is_share else "")
+            low, high = 1 if name in AT_LEAST_ONE else 0, _most(name)
+            if not low <= value <= high:
+                return f"--{name.replace('_', '-')}: at least {low}, at most {high:,}"
+        probes = self.span_s / self.probe_every_s if self.probe_every_s else 0
+        if self.num_sessions * self.num_turns + self.num_burst + probes > MAX_MADE:
+            return f"that is more than {MAX_MADE:,} requests"
         return None
+
+
+def _most(name: str) -> int:
+    """What a scenario can have. Imported here: the command line's help needs none of it."""
+    from kvtrio.replay.scenario import MAX_ADAPTERS, MAX_REQUESTS, MAX_TOKENS
+
+    of_name = {"num_adapters": MAX_ADAPTERS, "seed": 2**53 - 1}
+    by_word = {"tokens": MAX_TOKENS, "context": MAX_TOKENS, "s": MOST_S, "share": 1}
+    return of_name.get(name) or by_word.get(name.rpartition("_")[2], MAX_REQUESTS)

@@ -65,6 +65,7 @@ def write_scenario(path: Path, lines: Iterable[Line]) -> None:
     that could be taken for a whole one."""
     whole = checked(lines)
     first = next(whole)
+    is_new = not path.exists()
     with path.open("wb") as file:
         try:
             for line in chain((first,), whole):
@@ -73,6 +74,8 @@ def write_scenario(path: Path, lines: Iterable[Line]) -> None:
         except BaseException:
             with suppress(OSError):
                 file.truncate(0)
+                if is_new:
+                    path.unlink()
             raise
 
 

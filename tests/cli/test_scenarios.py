@@ -52,6 +52,7 @@ def test_incidents(tmp_path: Path, capsys: Capture) -> None:
         (["scenario", "show", "{here}/none"], "No such file"),
         (["scenario", "show", "{wrong}"], "line 1: not the header"),
         (["scenario", "make", "{here}/x", "--again-share", "2"], "--again-share: at least 0"),
+        (["scenario", "make", "{here}/x", "--max-context", "9"], "that makes no request"),
         (["scenario", "import", "azure", "{wrong}", "{here}/x"], "line 1: the columns are not"),
         (["scenario", "import", "mooncake", "{wrong}", "{here}/x", "--shrink", "3"], "shrunk"),
         (["replay", "{wrong}", "http://127.0.0.1:1"], "line 1: not the header"),

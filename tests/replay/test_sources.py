@@ -242,12 +242,34 @@ def test_made_up_traffic_has_what_was_asked_for() -> None:
     assert sum(each.prompt[0] == Fresh(300) for each in firsts) == 2
 
 
-@pytest.mark.parametrize("change", [{"num_turns": 0}, {"again_share": 1.1}, {"span_s": -1.0}])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"num_turns": 0},
+        {"again_share": 1.1},
+        {"span_s": -1.0},
+        {"span_s": 1e300},
+        {"think_s": 1e300},
+        {"max_context": 10**9},
+        {"user_tokens": 10**9},
+        {"num_adapters": 5000},
+        {"num_tenants": 10**8},
+        {"seed": 2**53},
+    ],
+)
 def test_traffic_that_cannot_be(change: dict[str, Any]) -> None:
     """The flag is named."""
     fault = evolve(BUSY, **change).fault()
     assert fault is not None
     assert fault.startswith("--" + next(iter(change)).replace("_", "-"))
+
+
+@pytest.mark.parametrize(
+    "change", [{"num_sessions": 500_000}, {"num_burst": 10**7}, {"probe_every_s": 1e-9}]
+)
+def test_more_traffic_than_fits_into_memory(change: dict[str, Any]) -> None:
+    """It is refused before anything is made."""
+    assert evolve(BUSY, **change).fault() == "that is more than 1,000,000 requests"
 
 
 def mooncake_rows(path: Path, rows: list[tuple[list[int], int, int]]) -> Scenario:
