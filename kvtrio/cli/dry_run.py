@@ -6,6 +6,7 @@ from kvtrio.backends.memory import require_room
 from kvtrio.cli import exits
 from kvtrio.cli.backend import MIB, choose_backend
 from kvtrio.cli.prepare import Opened, check_given, open_checked, read_keys, split_purposes
+from kvtrio.cli.record import check_record
 from kvtrio.cli.rows import Rows, print_rows
 from kvtrio.cli.run import USER_ERRORS
 from kvtrio.cli.signals import Stop, StopSignals
@@ -23,6 +24,7 @@ def run_dry(config: ServeConfig, stop: StopSignals, *, as_json: bool) -> int:
             check_given(config)
             split_purposes(config.state.purposes)
             read_keys(config.http.api_key, config.http.api_key_file)
+            check_record(config.record)
             opened = open_checked(config, choose_backend(config.model), stack)
             rows = dry_rows(opened, config.scheduling.parallel)
     except USER_ERRORS as error:

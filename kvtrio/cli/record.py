@@ -81,7 +81,8 @@ def recording(settings: RecordSettings, recorded: Recorded, log: Log) -> Iterato
 
 def _new_file(path: Path) -> BinaryIO:
     """For its owner alone; an empty one that is there, from a start that failed, will do."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    # Without blocking: nobody may ever read a named pipe.
+    flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
         descriptor = os.open(path, flags, 0o600)
         file = os.fdopen(descriptor, "wb", buffering=0)

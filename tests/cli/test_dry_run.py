@@ -51,6 +51,7 @@ def test_what_fits(shared: Path, tmp_path: Path, monkeypatch, capsys) -> None:
         (["--batch-size", "1"], "less than --parallel"),
         (["--cache-ram", "100000000"], "--cache-ram 100,000,000 MiB"),
         (["--quantize", "q4_0", "-m", "llama256-q8_0.gguf"], "no matrix of it"),
+        (["--record-limit", "1e3s"], "--record-limit"),
     ],
 )
 def test_what_does_not(shared: Path, monkeypatch, capsys, flags, says) -> None:

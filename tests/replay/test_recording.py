@@ -214,6 +214,19 @@ def test_places_where_nothing_can_be_recorded(tmp_path: Path) -> None:
             check_record(RecordSettings(record=path))
 
 
+async def test_a_named_pipe_that_nobody_reads(tmp_path: Path) -> None:
+    """It is refused; the start does not wait for a reader."""
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    log = Log(io.BytesIO(), Clock(monotonic_ns=lambda: 0, wall_s=lambda: 0.0))
+    recorded = Recorded(max_context=64, num_places=1, purposes=(), log_key=b"key")
+    with (
+        pytest.raises(ConfigError, match="--record"),
+        recording(RecordSettings(record=path), recorded, log),
+    ):
+        pass
+
+
 async def test_nothing_of_a_user_is_recorded(
     autojump_clock: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
