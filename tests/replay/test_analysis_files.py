@@ -265,6 +265,25 @@ def test_results_of_a_server_that_does_not_tell(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_results_that_do_not_tell_what_was_reused(tmp_path: Path) -> None:
+    """Neither hits nor misses: a client that left, and a server that never tells."""
+    silent = {"num_cached_tokens": None, "miss_reason": None, "turn": None, "path": None}
+    report = reported(
+        tmp_path / "results",
+        results_bytes(
+            ServerKind.KVTRIO,
+            result(0, 0, 0),
+            result(1, 1, 0, **silent, outcome=Outcome.LEFT, num_prompt_tokens=None),
+            result(2, 2, 0, **silent),
+        ),
+    )
+    assert table(report, "hits_should").rows == ()
+    assert table(report, "hits_apart").rows == (("not_told", 2, 3000),)
+    tokens = {row[0]: row[1] for row in table(report, "tokens").rows}
+    assert tokens["reused or computed, the server does not say which"] == 3000
+
+
+@pytest.mark.slow
 def test_replays_that_are_read_as_one(tmp_path: Path) -> None:
     """Each with its own clock and its own sessions, though both number them from 0."""
     content = results_bytes(ServerKind.KVTRIO, result(0, 0, 0), result(1, 1, 990))

@@ -91,6 +91,7 @@ def _apart(store: Store) -> Table:
     rows = store.rows(
         f"""SELECT CASE WHEN is_copy THEN 'further_answer'
                 WHEN origin = 'replay' AND reason NOT IN ('done', 'left') THEN reason
+                WHEN computed IS NULL THEN 'not_told'
                 ELSE miss_reason::VARCHAR END AS why, count(*), sum(prompt)
             FROM requests WHERE class = 'apart' GROUP BY 1 ORDER BY coalesce(why, '{UNKNOWN}')"""
     )
@@ -100,7 +101,8 @@ def _apart(store: Store) -> Table:
         title="Requests that count as no turn",
         columns=columns,
         rows=integers(rows, columns),
-        note="Further answers to one prompt, and those that never started or asked for no reuse.",
+        note="Further answers to one prompt; those that never started or asked for no reuse; and "
+        "those of which a replayed server did not tell what it reused.",
     )
 
 

@@ -74,7 +74,7 @@ RATIOS = (
         Kind.SHARE,
         False,
         f"CASE WHEN {ONCE} THEN cached END",
-        f"CASE WHEN {ONCE} THEN prompt END",
+        f"CASE WHEN {ONCE} AND computed IS NOT NULL THEN prompt END",
     ),
     Ratio(
         "prompt tokens computed per request",

@@ -97,11 +97,13 @@ def _rejections(store: Store) -> Table:
 
 def token_sums(store: Store) -> dict[str, int]:
     """Prompt tokens by where they came from, each prompt once; and what was written."""
-    names = ("prompt", "device", "ram", "disk", "reused_elsewhere", "computed", "unread", "again")
+    tiers = ("device", "ram", "disk", "reused_elsewhere")
+    names = ("prompt", *tiers, "computed", "unread", "untold", "again")
     row = store.row(
         """SELECT sum(prompt), sum(device), sum(ram), sum(coalesce(disk, 0)),
                sum(cached - device - ram - coalesce(disk, 0)), sum(coalesce(computed, 0)),
-               sum(greatest(prompt - cached - computed, 0)), sum(again)
+               sum(greatest(prompt - cached - computed, 0)),
+               sum(prompt) FILTER (computed IS NULL), sum(again)
            FROM requests WHERE NOT is_copy"""
     )
     (written,) = store.row("SELECT sum(generated) FROM requests")
@@ -119,6 +121,7 @@ def _tokens(store: Store) -> Table:
         "reused_elsewhere": "reused, the server does not say from where",
         "computed": "computed",
         "unread": "never read: the request ended before",
+        "untold": "reused or computed, the server does not say which",
         "again": "computed again after a preemption, in no sum above",
         "written": "generated",
     }

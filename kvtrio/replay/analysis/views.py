@@ -1,7 +1,7 @@
 """Requests as the tables count them: what could have been a hit, and what was missed.
 
 1. Turns are counted once: not the further answers to a prompt (``is_copy``), not what never started
-   or asked not to reuse (class ``apart``).
+   or asked not to reuse, nor what a replayed server said nothing of (class ``apart``).
 2. Class ``should``: turns whose conversation was there, so that their state could have been
    (continuation, regenerate). Class ``cannot``: first turns, rewrites (something else than what is
    known, from some position on), and what came back after so long that nothing promises it.
@@ -56,7 +56,8 @@ _IS_UNTOLD = "(origin = 'replay' AND coalesce(getvariable('is_untold'), false))"
 _TURNS = f"""
     SELECT *, ended - to_microseconds(CAST(coalesce(total_s, 0) * 1e6 AS BIGINT)) AS arrived,
         CASE WHEN is_copy OR miss_reason IN {APART_REASONS}
-                OR (origin = 'replay' AND reason NOT IN ('done', 'left')) THEN 'apart'
+                OR (origin = 'replay' AND (reason NOT IN ('done', 'left') OR computed IS NULL))
+                THEN 'apart'
              WHEN coalesce(turn, 'unknown') IN {SHOULD_TURNS}
                 THEN 'should' ELSE 'cannot' END AS class,
         coalesce(miss_reason::VARCHAR NOT IN {HIT_REASONS}, cached + {NEAR} < before, false)
