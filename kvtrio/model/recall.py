@@ -146,24 +146,36 @@ class Recall:
 
     def _join(self, entry: Entry, known: Borders, text: str, raw: bytes) -> Encoded | None:
         """Go back through the ordinary encoding of ``text`` to the last border that it shares."""
-        at = len(raw)
+        at, behind = len(raw), Fragment("", after_special=True)
         rest: list[list[int]] = []
         for fragment in reversed(self.tokenizer.fragments(text, parse_special=True)):
             if known.ends[0] > at:
                 break
             index = known.index(at)
+            if index is None and (num := fragment.spaces[1]):
+                index = known.index(at - num)
+                if index is not None:
+                    rest[-1:] = self._freed(raw[at - num : at].decode(), behind)
             if index is None:
                 start = at - self._num_bytes(fragment)
                 ids, cut = self.tokenizer.encode_fragment(fragment), 0
                 if known.ends[-1] > start:
                     index, cut = self._shared_border(ids, known, raw[start:at], start)
                 rest.append(ids[cut:])
-                at = start
+                at, behind = start, fragment
             if index is not None:
                 kept = known.first(index + 1)
                 all_ids = chain(entry.ids[: kept.counts[-1]], *reversed(rest))
                 return Encoded(entry.namespace, raw, tuple(all_ids), kept, entry)
         return None
+
+    def _freed(self, spaces: str, behind: Fragment) -> list[list[int]]:
+        """``behind`` and the spaces before it, which nobody swallows where an answer spelled the
+        special token with ordinary ones."""
+        content = behind.content
+        if isinstance(content, int):
+            return [[content], self.tokenizer.encode_fragment(Fragment(spaces, True))]
+        return [self.tokenizer.encode_fragment(Fragment(spaces + content, True))]
 
     def _shared_border(
         self, ids: Sequence[int], known: Borders, spelled: bytes, start: int
@@ -186,7 +198,7 @@ class Recall:
         content = fragment.content
         if isinstance(content, str):
             return len(content.encode())
-        return len(self.tokenizer.token_bytes(content))
+        return len(self.tokenizer.token_bytes(content)) + sum(fragment.spaces)
 
 
 def _in_bytes(text: str, spans: Spans) -> Spans:

@@ -1,16 +1,17 @@
 """Which tokens are special, which of them end a generation, and how text is split at them.
 
 llama.cpp decides this by the token's text as well as by its type, and converted files rely on it;
-the lists are facts from ``src/llama-vocab.cpp`` (MIT).
+the lists are facts from ``src/llama-vocab.cpp`` (MIT), as is what it does for Phi 3 by name.
 """
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from attrs import field, frozen
 
-from kvtrio.model.vocabulary import TokenType, Vocabulary, read_id
+from kvtrio.model.vocabulary import TokenType, Vocabulary, read_id, read_numbers
 
 END_TEXTS = (
     "<|eot_id|> <|im_end|> <|end|> <|return|> <|call|> <|flush|> <|calls|> <end_of_turn>"
@@ -32,6 +33,17 @@ _OLD_KEYS = {"fim_pre": "prefix", "fim_suf": "suffix", "fim_mid": "middle"}
 _ENDING_FILLS = ("fim_pad", "fim_rep", "fim_sep")
 _ALWAYS_VISIBLE = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")
 """gpt-oss writes its answers' structure with these."""
+SPACES = " \t\n\v\f\r"
+SPACES_BEFORE, SPACES_BEHIND = 1, 2
+"""Bits of ``tokenizer.ggml.token_spaces``: what a special token swallows around it. Ours: only
+tokenizer.json says it (lstrip, rstrip)."""
+_HIDDEN = (TokenType.CONTROL, TokenType.UNKNOWN)
+_SPECIAL = (*_HIDDEN, TokenType.USER_DEFINED)
+Around = tuple[int, int]
+"""How many spaces a special token swallows before and behind it."""
+_Found = tuple[int, int, int, Around]
+"""Start and end, spaces included, the token, and the spaces."""
+_PHI3_KEEPS = ("<unk>", "<s>", "<|endoftext|>")
 
 
 @frozen
@@ -42,6 +54,8 @@ class Roles:
     """CONTROL also where the text says so; index = token id."""
     eog_ids: frozenset[int]
     """Tokens that end a generation."""
+    spaces: Mapping[int, int]
+    """SPACES_BEFORE and SPACES_BEHIND of the tokens that swallow any."""
 
 
 def assign_roles(vocabulary: Vocabulary, metadata: Mapping[str, Any]) -> Roles:
@@ -63,7 +77,23 @@ def assign_roles(vocabulary: Vocabulary, metadata: Mapping[str, Any]) -> Roles:
         named = read_id(metadata, f"{role}_token_id", size)
         ends.update([] if named is None else [named])
     _apply_exceptions(ids, types, ends)
-    return Roles(tuple(types), frozenset(ends))
+    return Roles(tuple(types), frozenset(ends), _spaces(vocabulary, types, metadata))
+
+
+def _spaces(
+    vocabulary: Vocabulary, types: Sequence[TokenType], metadata: Mapping[str, Any]
+) -> dict[int, int]:
+    """As the file says, else by the model's name: converted files of Phi 3 do not say it."""
+    listed = read_numbers(metadata, "token_spaces", vocabulary.size)
+    if listed is not None and listed.dtype.kind in "iu":
+        return {token: int(listed[token]) for token in np.flatnonzero(listed).tolist()}
+    name = metadata.get("general.name")
+    if not isinstance(name, str) or not any(each in name.lower() for each in ("phi-3", "phi3")):
+        return {}
+    found = [i for i, kind in enumerate(types) if kind in _SPECIAL]
+    found += [vocabulary.ids["</s>"]] if "</s>" in vocabulary.ids else []
+    keeps = {vocabulary.ids.get(text) for text in _PHI3_KEEPS}
+    return dict.fromkeys(set(found) - keeps, SPACES_BEHIND)
 
 
 def _apply_exceptions(ids: Mapping[str, int], types: list[TokenType], ends: set[int]) -> None:
@@ -92,9 +122,11 @@ class Splitter:
 
     _by_first: Mapping[str, Sequence[tuple[int, str, int, bool]]] = field(repr=False)
     """First character to (rank, text, token id, whether it must be asked for)."""
+    _spaces: Mapping[int, int] = field(repr=False)
 
-    def split(self, text: str, parse_special: bool) -> list[str | int]:
-        """Pieces of text and token ids, in order; no empty text."""
+    def split(self, text: str, parse_special: bool) -> list[tuple[str | int, Around]]:
+        """Pieces of text and token ids, in order; no empty text. With each the spaces that it
+        swallows."""
         present = [
             entry
             for first in set(text) & self._by_first.keys()
@@ -102,23 +134,24 @@ class Splitter:
             if (parse_special or not entry[3]) and entry[1] in text
         ]
         if not present:
-            return [text] if text else []
-        return _cut(text, _find_all(text, sorted(present)))
+            return [(text, (0, 0))] if text else []
+        return _cut(text, _find_all(text, sorted(present), self._spaces))
 
 
-def make_splitter(vocabulary: Vocabulary, types: Sequence[TokenType]) -> Splitter:
-    hidden = (TokenType.CONTROL, TokenType.UNKNOWN)
-    special = [i for i, kind in enumerate(types) if kind in (*hidden, TokenType.USER_DEFINED)]
+def make_splitter(vocabulary: Vocabulary, roles: Roles) -> Splitter:
+    special = [i for i, kind in enumerate(roles.types) if kind in _SPECIAL]
     special.sort(key=lambda i: -len(vocabulary.texts[i].encode("utf-8", "surrogateescape")))
     by_first: dict[str, list[tuple[int, str, int, bool]]] = defaultdict(list)
     for rank, token in enumerate(special):
         text = vocabulary.texts[token]
-        by_first[text[0]].append((rank, text, token, types[token] in hidden))
-    return Splitter(by_first)
+        by_first[text[0]].append((rank, text, token, roles.types[token] in _HIDDEN))
+    return Splitter(by_first, roles.spaces)
 
 
-def _find_all(text: str, present: list[tuple[int, str, int, bool]]) -> list[tuple[int, int, int]]:
-    """(start, end, token id) of every special token, in order of place."""
+def _find_all(
+    text: str, present: list[tuple[int, str, int, bool]], spaces: Mapping[int, int]
+) -> list[_Found]:
+    """Every special token with the spaces that it swallows, in order of place."""
     taken = bytearray(len(text))
     found = []
     for _, special, token, _ in present:
@@ -127,8 +160,10 @@ def _find_all(text: str, present: list[tuple[int, str, int, bool]]) -> list[tupl
             end = start + len(special)
             clash = taken.rfind(1, start, end)
             if clash < 0:
-                taken[start:end] = b"\1" * len(special)
-                found.append((start, end, token))
+                before, behind = _around(text, taken, (start, end), spaces.get(token, 0))
+                first, end = start - before, end + behind
+                taken[first:end] = b"\1" * (end - first)
+                found.append((first, end, token, (before, behind)))
             else:  # go on at the first free place: no match can start before it
                 end = taken.find(0, clash)
                 if end < 0:
@@ -137,14 +172,24 @@ def _find_all(text: str, present: list[tuple[int, str, int, bool]]) -> list[tupl
     return sorted(found)
 
 
-def _cut(text: str, found: list[tuple[int, int, int]]) -> list[str | int]:
-    pieces: list[str | int] = []
+def _around(text: str, taken: bytearray, place: tuple[int, int], spaces: int) -> Around:
+    """The spaces around ``place`` that no other token has, as far as ``spaces`` asks for them."""
+    start, end = first, last = place
+    while spaces & SPACES_BEFORE and start and text[start - 1] in SPACES and not taken[start - 1]:
+        start -= 1
+    while spaces & SPACES_BEHIND and end < len(text) and text[end] in SPACES and not taken[end]:
+        end += 1
+    return first - start, end - last
+
+
+def _cut(text: str, found: list[_Found]) -> list[tuple[str | int, Around]]:
+    pieces: list[tuple[str | int, Around]] = []
     at = 0
-    for start, end, token in found:
+    for start, end, token, around in found:
         if start > at:
-            pieces.append(text[at:start])
-        pieces.append(token)
+            pieces.append((text[at:start], (0, 0)))
+        pieces.append((token, around))
         at = end
     if at < len(text):
-        pieces.append(text[at:])
+        pieces.append((text[at:], (0, 0)))
     return pieces

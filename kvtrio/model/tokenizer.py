@@ -9,7 +9,7 @@ from attrs import field, frozen
 from kvtrio.model.bpe import SPACE_MARK, alphabet_bytes, make_byte_level, make_character_level
 from kvtrio.model.errors import ModelFileError, safe_name
 from kvtrio.model.pretokenizers import PRE_TOKENIZERS, PreTokenizer
-from kvtrio.model.special_tokens import Splitter, assign_roles, make_splitter
+from kvtrio.model.special_tokens import Around, Splitter, assign_roles, make_splitter
 from kvtrio.model.spm import go_on, make_sentence_piece
 from kvtrio.model.vocabulary import (
     PREFIX,
@@ -47,6 +47,8 @@ class Fragment:
     """Text without special tokens, or one special token's id."""
     after_special: bool
     """At the start of the text or behind a special token."""
+    spaces: Around = (0, 0)
+    """Characters of the text, of one byte each, that a special token swallows before and behind."""
 
 
 @frozen(eq=False, kw_only=True)
@@ -95,8 +97,11 @@ class Tokenizer:
         """``text`` cut at its special tokens. Encoding the fragments one by one gives what
         ``encode`` gives without ``add_special``."""
         pieces = self._splitter.split(clean_text(text), parse_special)
-        before: list[str | int] = [0, *pieces]
-        return [Fragment(piece, isinstance(before[i], int)) for i, piece in enumerate(pieces)]
+        before: list[str | int] = [0, *(piece for piece, _ in pieces)]
+        return [
+            Fragment(piece, isinstance(before[i], int), spaces)
+            for i, (piece, spaces) in enumerate(pieces)
+        ]
 
     def encode_fragment(self, fragment: Fragment) -> list[int]:
         if isinstance(fragment.content, int):
@@ -149,16 +154,14 @@ def clean_text(text: str) -> str:
 def load_tokenizer(
     metadata: Mapping[str, Any],
     *,
-    pre_fallback: bool = False,
     cutting: PreTokenizer | None = None,
     pause: Callable[[], None] = go_on,
 ) -> Tokenizer:
     """Build the tokenizer that GGUF ``metadata`` describes.
 
-    ``pause`` is called every few milliseconds by an encoder that is written in Python.
-    ``pre_fallback`` takes the rules of "default" for an unknown ``tokenizer.ggml.pre``; ``cutting``
-    are rules to use whatever that says. Raises
-    ModelFileError when the vocabulary is damaged, hostile or of an unsupported kind.
+    ``pause`` is called every few milliseconds by an encoder that is written in Python. ``cutting``
+    are rules to use whatever ``tokenizer.ggml.pre`` says. Raises ModelFileError when the vocabulary
+    is damaged, hostile or of an unsupported kind.
     """
     model = read_text(metadata, "model")
     if model not in ("gpt2", "llama", "gemma4"):
@@ -166,7 +169,7 @@ def load_tokenizer(
     vocabulary = read_vocabulary(metadata)
     _check_byte_texts(vocabulary)
     roles = assign_roles(vocabulary, metadata)
-    rules = None if model == "llama" else cutting or _rules(metadata, model, pre_fallback)
+    rules = None if model == "llama" else cutting or _rules(metadata, model)
     bos_id, eos_id = _ends(metadata, vocabulary, is_llama=rules is None)
     is_gemma4 = rules is not None and rules.is_raw
     add_bos = is_gemma4 or read_flag(metadata, "add_bos_token", rules is None or rules.add_bos)
@@ -184,7 +187,7 @@ def load_tokenizer(
         eog_ids=roles.eog_ids | ({eos_id} if eos_id is not None else set()),
         vocabulary=vocabulary,
         types=roles.types,
-        splitter=make_splitter(vocabulary, roles.types),
+        splitter=make_splitter(vocabulary, roles),
         encoder=_make_encoder(vocabulary, metadata, rules, pause),
         is_byte_level=rules is not None and not rules.is_raw,
     )
@@ -204,16 +207,11 @@ def _make_encoder(
     return make_byte_level(vocabulary, metadata, rules)
 
 
-def _rules(metadata: Mapping[str, Any], model: str, pre_fallback: bool) -> PreTokenizer:
+def _rules(metadata: Mapping[str, Any], model: str) -> PreTokenizer:
     name = "gemma4" if model == "gemma4" else read_text(metadata, "pre") or "default"
     rules = PRE_TOKENIZERS.get(name)
-    if rules is None and pre_fallback:
-        rules = PRE_TOKENIZERS["default"]
     if rules is None:
-        raise ModelFileError(
-            f'pre-tokenizer "{safe_name(name)}" is not known;'
-            " --tokenizer-pre-fallback takes the default rules, which may cut words wrongly"
-        )
+        raise ModelFileError(f'pre-tokenizer "{safe_name(name)}" is not known')
     return rules
 
 

@@ -95,7 +95,7 @@ def read_id(metadata: Mapping[str, Any], name: str, size: int) -> int | None:
 
 
 def _read_types(metadata: Mapping[str, Any], size: int) -> tuple[TokenType, ...]:
-    array = _read_numbers(metadata, "token_type", size)
+    array = read_numbers(metadata, "token_type", size)
     if array is None:
         return (TokenType.NORMAL,) * size
     if array.dtype.kind not in "iu":
@@ -105,7 +105,7 @@ def _read_types(metadata: Mapping[str, Any], size: int) -> tuple[TokenType, ...]
 
 
 def _read_scores(metadata: Mapping[str, Any], texts: list[str]) -> list[float] | None:
-    array = _read_numbers(metadata, "scores", len(texts))
+    array = read_numbers(metadata, "scores", len(texts))
     if array is None:
         return None
     scores = array.astype(np.float64)
@@ -115,7 +115,8 @@ def _read_scores(metadata: Mapping[str, Any], texts: list[str]) -> list[float] |
     return result
 
 
-def _read_numbers(metadata: Mapping[str, Any], name: str, size: int) -> np.ndarray | None:
+def read_numbers(metadata: Mapping[str, Any], name: str, size: int) -> np.ndarray | None:
+    """One number for each token; None if absent. Raises ModelFileError on anything else."""
     array = metadata.get(PREFIX + name)
     if array is None:
         return None

@@ -13,6 +13,7 @@ from model.vocabularies import (
     UNUSED,
     USER,
     byte_level,
+    numbers,
     sentence_piece,
     tokenizer_keys,
 )
@@ -74,6 +75,36 @@ def test_long_special_runs_do_not_repeat_work() -> None:
     longest, rest = ids_of(metadata, "\n" * 31, "\n" * 8)
 
     assert [longest] * 6_450 + [rest] == encode(tokenizer, "\n" * (31 * 6_450 + 8))
+
+
+def test_special_tokens_swallow_spaces_as_the_file_says() -> None:
+    """Before or behind them, shorter tokens included; a fragment tells how many."""
+    words = {"<l>": USER, "<r>": USER, "\n\n": USER}
+    metadata = byte_level(words)
+    num_tokens = len(metadata["tokenizer.ggml.tokens"])
+    spaces = numbers([0] * (num_tokens - 3) + [1, 2, 0])
+    tokenizer = load(metadata | tokenizer_keys(token_spaces=spaces))
+
+    assert ids_of(metadata, "a", "<l>", "a") == encode(tokenizer, "a \n<l>a")
+    assert ids_of(metadata, "a", "<r>", "a", "<r>") == encode(tokenizer, "a<r>\n \ta<r> ")
+    assert ids_of(metadata, "<r>", "<l>", "<r>", "a") == encode(tokenizer, "<r> <l><r> \n\n\na")
+    text = "hello<r> \n a <l>"
+    sizes = [
+        sum(f.spaces) + len(f.content if isinstance(f.content, str) else "<r>")
+        for f in tokenizer.fragments(text, parse_special=True)
+    ]
+    assert (sizes, sum(sizes)) == ([5, 6, 1, 4], len(text))
+
+
+@pytest.mark.parametrize(("name", "swallows"), [("Phi-3.5 mini", True), ("Llama", False)])
+def test_phi3_swallows_spaces_by_name(name: str, swallows: bool) -> None:
+    """As in llama.cpp, since its converted files do not say it; but not behind the start token."""
+    metadata = byte_level({"<s>": CONTROL, "<|end|>": CONTROL}) | {"general.name": name}
+    newline = () if swallows else ("Ċ",)
+
+    assert ids_of(metadata, "<s>", "Ċ", "a", "<|end|>", *newline, "a") == encode(
+        load(metadata), "<s>\na<|end|>\na", parse=True
+    )
 
 
 @pytest.mark.parametrize("text", ["<|im_end|>", "<eos>", "<|eom_id|>", "[e~["])

@@ -91,17 +91,6 @@ def test_one_clear_line(metadata: dict[str, Any], message: str) -> None:
     assert str(caught.value).isprintable()
 
 
-def test_unknown_pre_can_fall_back() -> None:
-    """The default rules stand in for an unknown pre-tokenizer if the operator wants that."""
-    metadata = changed(BPE, pre="new-model")
-
-    ids = load_tokenizer(metadata, pre_fallback=True).encode(
-        "hello", add_special=False, parse_special=False
-    )
-
-    assert [TOKENS.index("hello")] == ids
-
-
 def test_missing_pre_is_the_default() -> None:
     """A file without the name, unlike one with an unknown name, takes the default rules."""
     load_tokenizer(without(BPE, "pre"))
