@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from attrs import define, field
 
 from kvtrio.replay.results import Outcome, Result, Verdict
+from kvtrio.replay.target import OK
 
 LATE_S = 0.1
 """Sent so long after its time, a request was held up by answers that it needs, or by us."""
@@ -25,6 +26,8 @@ class Played:
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
     num_late: int = 0
+    statuses: Counter[int] = field(factory=Counter)
+    """HTTP's, of what was refused or failed; 0: no answer came."""
     _first_s: "array[float]" = field(init=False, factory=_times)
     _gaps_s: "array[float]" = field(init=False, factory=_times)
 
@@ -34,6 +37,8 @@ class Played:
 
     def take(self, result: Result) -> None:
         self.outcomes[result.outcome] += 1
+        if result.outcome in (Outcome.REFUSED, Outcome.FAILED):
+            self.statuses[result.status] += 1
         self.num_late += result.sent_s - result.planned_s > LATE_S
         if result.num_prompt_tokens and result.num_cached_tokens is not None:
             self.num_prompt_tokens += result.num_prompt_tokens
@@ -45,6 +50,8 @@ class Played:
     def lines(self, wall_s: float, verdicts: Sequence[Verdict]) -> Iterator[str]:
         counts = ", ".join(f"{self.outcomes[each]} {each.value}" for each in Outcome)
         yield f"{self.num_results} of {self.num_planned} requests in {wall_s:.1f} s: {counts}"
+        if self.statuses:
+            yield "not answered: " + ", ".join(self._unanswered())
         if self.num_prompt_tokens:
             share = 100 * self.num_cached_tokens / self.num_prompt_tokens
             yield f"reused: {share:.1f} % of {self.num_prompt_tokens:,} prompt tokens"
@@ -54,6 +61,11 @@ class Played:
             yield f"sent late, by {LATE_S} s or more: {self.num_late}"
         if verdicts:
             yield from _judged(verdicts)
+
+    def _unanswered(self) -> Iterator[str]:
+        words = {0: "without any answer", OK: "broken off"}
+        for status, number in sorted(self.statuses.items()):
+            yield f"{number} {words.get(status, f'with status {status}')}"
 
 
 def _percentiles(name: str, values_s: "array[float]") -> Iterator[str]:

@@ -15,6 +15,7 @@ from kvtrio.core.explain import CachePath
 from kvtrio.replay.asking import Ask
 from kvtrio.replay.listening import Answer
 from kvtrio.replay.pacing import PlaySettings, schedule
+from kvtrio.replay.played import Played
 from kvtrio.replay.results import Api, Outcome, Pacing, Result, ServerKind
 from kvtrio.replay.scenario import (
     Adapter,
@@ -141,6 +142,10 @@ async def test_what_the_server_refuses(autojump_clock: Any) -> None:
     assert (outcomes.count(Outcome.DONE), outcomes.count(Outcome.REFUSED)) == (4, 5)
     assert outcomes[-1] is Outcome.FAILED
     assert played.results[-1].status == 400
+    told = Played(10)
+    for each in played.results:
+        told.take(each)
+    assert list(told.lines(1.0, ()))[1] == "not answered: 1 with status 400, 5 with status 429"
 
 
 def evolve_header(max_context: int) -> Header:
