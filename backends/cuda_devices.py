@@ -21,6 +21,8 @@ NO_GPU = (
     "backend cuda found no NVIDIA GPU that this torch can use (TRITON_INTERPRET=1 runs its kernels "
     "on the CPU, for tests only)"
 )
+LEAST_CAPABILITY = 8
+"""Older GPUs have no bfloat16, nor products of float32 parts."""
 T = TypeVar("T")
 Work = Callable[[], None]
 
@@ -225,8 +227,18 @@ def find_devices(name: str, num_devices: int) -> tuple[Device, ...]:
             )
         if num_devices > found:
             raise BackendError(f"--tensor-split names {num_devices} GPUs; there are {found}")
-        return tuple(Gpu(torch.device("cuda", i)) for i in range(num_devices))
+        return tuple(_gpu(i) for i in range(num_devices))
     index = first.index if first.index is not None else torch.cuda.current_device()
     if index >= found:
         raise BackendError(f"there is no GPU {index}; there are {found}")
-    return (Gpu(torch.device("cuda", index)),)
+    return (_gpu(index),)
+
+
+def _gpu(index: int) -> Gpu:
+    major, minor = torch.cuda.get_device_capability(index)
+    if major < LEAST_CAPABILITY:
+        raise BackendError(
+            f"GPU {index} has compute capability {major}.{minor}; backend cuda needs "
+            f"{LEAST_CAPABILITY}.0 or more"
+        )
+    return Gpu(torch.device("cuda", index))

@@ -92,10 +92,11 @@ def _steps(
     def work() -> None:
         forward = Forward(spec, stages)
         with torch.inference_mode():
-            forward.choices(largest_step(info.groups, settings))
+            # First, as it keeps what it has while the largest step runs.
             if are_captured(devices, settings):
                 limits = (settings.max_sampled, settings.max_context)
                 forward.capture(graph_maker(), limits, is_trial=True)
+            forward.choices(largest_step(info.groups, settings))
 
     return step_bytes(devices, work, settings)
 

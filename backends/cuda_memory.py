@@ -1,17 +1,24 @@
 """Memory of the cuda backend: a place that no request has, for rows that stand for none; and RAM
 with blocks one behind the other, so that each travels in one piece."""
 
+import mmap
 from collections.abc import Sequence
+from math import prod
+from weakref import finalize
 
+import numpy as np
 import torch
 from attrs import evolve
+from numpy.typing import NDArray
 from torch import Tensor
 
-from kvtrio.backends.base import BackendInfo
+from kvtrio.backends.base import BackendError, BackendInfo
 from kvtrio.backends.torch_caches import Pool
 from kvtrio.backends.torch_memory import AnyPool
 from kvtrio.core.config import Group
 from kvtrio.core.types import BlockId, Tier
+
+CANNOT_PIN = "the GPU cannot be given so much RAM for --cache-ram; a smaller one needs less"
 
 
 def with_scratch(info: BackendInfo) -> BackendInfo:
@@ -49,11 +56,34 @@ def _turned(pool: AnyPool, is_pinned: bool) -> AnyPool:
     if isinstance(pool, Pool):
         parts = (block_major(each, is_pinned) for each in (pool.keys, pool.values))
         return Pool(pool.group, *parts)
-    return evolve(pool, states=pool.states.pin_memory()) if is_pinned else pool
+    if not is_pinned:
+        return pool
+    return evolve(pool, states=zeros_in_ram(pool.states.shape, pool.states.dtype, True))
 
 
 def block_major(like: Tensor, is_pinned: bool = False) -> Tensor:
     """Zeros of a shape [layers, places, ...] and of a type, places first in memory."""
     layers, places, *rest = like.shape
-    memory = torch.zeros((places, layers, *rest), dtype=like.dtype, pin_memory=is_pinned)
-    return memory.transpose(0, 1)
+    return zeros_in_ram((places, layers, *rest), like.dtype, is_pinned).transpose(0, 1)
+
+
+def zeros_in_ram(shape: Sequence[int], dtype: torch.dtype, is_pinned: bool) -> Tensor:
+    """Untouched pages of its own; where asked, the GPU reads and writes them by itself.
+
+    Raises BackendError where the driver does not take so much.
+    """
+    num_bytes = prod(shape) * dtype.itemsize
+    pages = mmap.mmap(-1, max(1, num_bytes), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory = np.frombuffer(pages, np.uint8, num_bytes)
+    if is_pinned and num_bytes:
+        _pin(memory)
+    return torch.from_numpy(memory).view(dtype).view(tuple(shape))
+
+
+def _pin(memory: NDArray[np.uint8]) -> None:
+    """Until it is given back. Pinned memory of torch's own takes the next power of two bytes, which
+    may be twice what was asked for."""
+    runtime, address = torch.cuda.cudart(), memory.ctypes.data  # type: ignore[no-untyped-call]
+    if int(runtime.cudaHostRegister(address, memory.nbytes, 0)):
+        raise BackendError(CANNOT_PIN)
+    finalize(memory, runtime.cudaHostUnregister, address).atexit = False

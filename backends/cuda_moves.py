@@ -95,8 +95,9 @@ class Mover:
 
         def travel() -> None:
             for i, copy in enumerate(run.copies):
-                part = (slice(None), copy.target, slice(copy.num_tokens))
-                target[part].copy_(staged[:, i, : copy.num_tokens], non_blocking=True)
+                ways = target[:, copy.target], staged[:, i]
+                for mine, theirs in zip(*(_pieces(w, copy.num_tokens) for w in ways), strict=True):
+                    mine.copy_(theirs, non_blocking=True)
 
         _wait_for(compute, turn)
         compute.run(gather)
@@ -140,9 +141,19 @@ class Mover:
             [copy.target for copy in run.copies] if targets is None else targets,
             [copy.num_tokens * token_words for copy in run.copies],
         )
-        numbers = torch.tensor([list(column) for column in columns])
+        rest = [0] * (len(run.copies) % 2)  # so that each column begins at a multiple of ALIGNMENT
+        numbers = torch.tensor([[*column, *rest] for column in columns])
         first, second, words = surely(self._device, lambda: numbers.to(pool.device))
-        return Pairs(first, second, words.int())
+        size = len(run.copies)
+        return Pairs(first[:size], second[:size], words.int()[:size])
+
+
+def _pieces(place: Tensor, num_tokens: int) -> tuple[Tensor, ...]:
+    """The first tokens of a place [layers, tokens, ...], in parts that lie in one piece each: of
+    anything else torch would make a copy first, and wait for it."""
+    if num_tokens == place.shape[1]:
+        return (place,)
+    return place[:, :num_tokens].unbind()
 
 
 def _wait_for(stream: Stream, turn: Turn) -> None:

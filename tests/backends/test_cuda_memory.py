@@ -7,8 +7,10 @@ from harness.cuda_models import quantised_file
 from harness.devices import FakeDevice
 from harness.torch_adapters import random_adapter
 from harness.torch_models import CONV, PLAIN, SHORT_CONV, layer, recurrent_layer, settings, spec
+from kvtrio.backends import cuda_loading
 from kvtrio.backends.base import BackendError, BackendInfo
 from kvtrio.backends.cuda_backend import CudaBackend
+from kvtrio.backends.cuda_forward import Forward
 from kvtrio.backends.cuda_memory import scratch_bytes
 from kvtrio.backends.cuda_sizing import DeviceNeeds, least_pools, sized
 from kvtrio.backends.cuda_staging import moves_bytes
@@ -161,3 +163,23 @@ def test_a_model_without_room_is_refused_as_soon_as_that_is_known(room, num_meas
     with pytest.raises(BackendError, match="not even one request"):
         opened(device)
     assert device.num_measured == num_measured
+
+
+@pytest.mark.slow
+def test_the_largest_step_is_measured_beside_the_captured_one(monkeypatch):
+    """Which keeps its memory, so that both are taken at once."""
+    done = []
+
+    class Noting(Forward):
+        def capture(self, make, limits, is_trial=False):
+            done.append(("captured", is_trial))
+
+        def choices(self, batch):
+            done.append(("step", sum(len(chunk.token_ids) for chunk in batch.chunks)))
+            return super().choices(batch)
+
+    monkeypatch.setattr(cuda_loading, "Forward", Noting)
+    monkeypatch.setattr(cuda_loading, "are_captured", lambda devices, settings: True)
+    monkeypatch.setattr(cuda_loading, "graph_maker", lambda: None)
+    opened(device_with(1 << 20))
+    assert done == [("captured", True), ("step", SMALL.max_rows)]

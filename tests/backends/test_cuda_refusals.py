@@ -5,6 +5,10 @@ import subprocess
 import sys
 
 import pytest
+import torch
+
+from kvtrio.backends import cuda_devices
+from kvtrio.backends.base import BackendError
 
 CODE = """
 import torch
@@ -47,3 +51,25 @@ def test_backends_that_were_not_chosen_load_no_triton():
         [sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True
     )
     assert done.stdout == "False\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "count", "line"),
+    [
+        ("cuda", 1, "GPU 0 has compute capability 7.5; backend cuda needs 8.0 or more"),
+        ("cuda:2", 1, "there is no GPU 2; there are 2"),
+        ("cuda", 3, "--tensor-split names 3 GPUs; there are 2"),
+        ("cuda:1", 2, "--tensor-split takes the GPUs from the first on: leave --device out"),
+        ("xpu", 1, cuda_devices.NO_GPU),
+    ],
+)
+def test_gpus_that_are_too_few_or_too_old_are_refused(name, count, line, monkeypatch):
+    """On a machine with two of an old kind."""
+    monkeypatch.setattr(cuda_devices, "is_interpreted", lambda: False)
+    figures = {"is_available": True, "device_count": 2, "current_device": 0}
+    for function, value in figures.items():
+        monkeypatch.setattr(torch.cuda, function, lambda value=value: value)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (7, 5))
+    with pytest.raises(BackendError) as refused:
+        cuda_devices.find_devices(name, count)
+    assert str(refused.value) == line

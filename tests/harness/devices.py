@@ -3,10 +3,12 @@
 from collections import deque
 from collections.abc import Callable
 from random import Random
+from typing import Any
 
 import torch
 from attrs import define, field
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from kvtrio.backends.cuda_devices import AtOnce, Stream, Work
 
@@ -119,6 +121,24 @@ class Prompt:
     @property
     def num_done(self) -> int:
         return 0
+
+
+class _OnePiece(TorchDispatchMode):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.copy_.default:
+            assert args[0].is_contiguous()
+            assert args[1].is_contiguous()
+        return func(*args, **(kwargs or {}))
+
+
+@define(eq=False)
+class Bus(AtOnce):
+    """What travels on it must lie in one piece on both sides: of anything else torch makes a copy
+    in memory that is not pinned, and waits for it."""
+
+    def run(self, work: Work) -> None:
+        with _OnePiece():
+            work()
 
 
 def late_device() -> FakeDevice:
