@@ -11,7 +11,7 @@
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from attrs import define, field, frozen
 
@@ -22,9 +22,8 @@ from kvtrio.core.eviction import Order
 from kvtrio.core.types import Tier
 
 
-@frozen
-class Offer:
-    """What a kind would lose next."""
+class Offer(NamedTuple):
+    """What a kind would lose next; made at each loss, so a tuple."""
 
     rank: int
     """Lower ones go first; see ``eviction.Order.rank``."""
@@ -78,21 +77,22 @@ class Room:
         # of the device's share are in the order of those beyond it.
         kinds = self.kinds if kind.item_bytes <= self.limit else [kind]
         while self._lacks(kind):
-            having = [each for each in kinds if each is kind or each.num_in_ram()]
-            offers = [(each, each.offer(now)) for each in having]
-            found = [(each, offer) for each, offer in offers if offer is not None]
-            if not found:
-                return False
-            loser, least = min(found, key=lambda pair: (pair[1].rank, pair[1].value))
-            if least.value > value and not is_must:
+            loser: Kind = kind
+            least: Offer | None = None
+            for each in kinds:
+                offer = each.offer(now) if each is kind or each.num_in_ram() else None
+                if offer and (least is None or offer[:2] < least[:2]):
+                    loser, least = each, offer
+            if least is None or (least.value > value and not is_must):
                 return False
             self.rise(least.value)
             loser.lose(least.item, now)
         return True
 
     def _lacks(self, kind: Kind) -> bool:
-        kinds = self.kinds
-        used = sum(each.item_bytes * each.num_in_ram(int(each is kind)) for each in kinds)
+        used = 0
+        for each in self.kinds:
+            used += each.item_bytes * each.num_in_ram(each is kind)
         return used > self.limit
 
     def rise(self, value: float) -> None:
