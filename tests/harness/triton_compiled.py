@@ -8,17 +8,17 @@ launcher chose.
 """
 
 import json
-import subprocess
 import sys
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
-from pathlib import Path
+from contextlib import redirect_stdout
+from io import StringIO
 from typing import Any
 
 import torch
 import triton
 from attrs import asdict, define, field, frozen
+from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
@@ -80,18 +80,9 @@ def source(
     return ASTSource(kernel, signature, constants, attributes), options
 
 
-def resources(ptx: str, target: int) -> tuple[int, int]:
-    """Registers, and bytes spilled, as ptxas counts them."""
-    ptxas = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
-    name = f"sm_{target}a" if target == 90 else f"sm_{target}"
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "kernel.ptx"
-        path.write_text(ptx, encoding="ascii")
-        done = subprocess.run(
-            [str(ptxas), "-v", f"--gpu-name={name}", str(path), "-o", str(path) + ".cubin"],
-            capture_output=True, text=True, check=True,
-        )  # fmt: skip
-    words = done.stderr.replace(",", " ").split()
+def resources(log: str) -> tuple[int, int]:
+    """Registers, and bytes spilled, as ptxas counts them with the options that Triton gives it."""
+    words = log.replace(",", " ").split()
     registers = int(words[words.index("registers") - 1])
     spilled = sum(int(words[i - 3]) for i, word in enumerate(words) if word == "stores")
     return registers, spilled
@@ -123,7 +114,7 @@ def num_variants(launches: list[Callable[[], object]]) -> dict[str, int]:
 
 def compiled(cases: dict[str, Callable[[], object]], targets: list[int]) -> Iterator[Compiled]:
     """Every kernel of every case, once per target; of several alike the first."""
-    done = set[str]()
+    done, knobs.nvidia.dump_ptxas_log = set[str](), True
     for name, launch in cases.items():
         for kernel, args, named in launched(launch).found:
             own = variant(kernel, args, named)
@@ -133,8 +124,9 @@ def compiled(cases: dict[str, Callable[[], object]], targets: list[int]) -> Iter
             for target in targets:
                 built, options = source(kernel, args, named)
                 gpu = GPUTarget("cuda", target, 32)
-                binary = triton.compile(built, target=gpu, options=options)
-                registers, spilled = resources(binary.asm["ptx"], target)
+                with redirect_stdout(StringIO()) as log:
+                    binary = triton.compile(built, target=gpu, options=options)
+                registers, spilled = resources(log.getvalue())
                 yield Compiled(
                     case=name,
                     kernel=kernel.__name__,
