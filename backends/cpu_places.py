@@ -82,9 +82,16 @@ class CpuPlaces:
     def read(self, group: int, place: BlockId, tier: Tier, num_tokens: int) -> bytes:
         """Keys, then values, or states, layer by layer."""
         block = self.writer.place(group, place, tier)
-        for cache in self._caches.get(group, ()):
+        whole = b"".join(self._spans(group, block))
+        partial = [c for c in self._caches.get(group, ()) if num_tokens < c.block_size]
+        if not partial:
+            return whole
+        for cache in partial:
             self._clear_rest(cache, block, num_tokens)
-        return b"".join(self._spans(group, block))
+        cleared = b"".join(self._spans(group, block))
+        # A longer sequence may go on there: it is found as it was.
+        self.write(group, place, tier, whole)
+        return cleared
 
     def write(self, group: int, place: BlockId, tier: Tier, part: bytes) -> None:
         """With what ``read`` gave."""
@@ -102,9 +109,7 @@ class CpuPlaces:
                 pool.give_back(block)
 
     def _clear_rest(self, cache: abi.Cache, block: int, num_tokens: int) -> None:
-        """Nobody reads what lies behind a block's tokens, but a file would show it."""
-        if num_tokens == cache.block_size:
-            return
+        """What lies behind a block's first tokens is nothing that a file may show."""
         zeros = [
             (ctypes.c_float * (cache.kv_heads * dim))() for dim in (cache.head_dim, cache.value_dim)
         ]

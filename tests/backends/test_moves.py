@@ -80,6 +80,17 @@ def test_a_part_does_not_show_what_lies_behind_its_tokens(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", KINDS)
+def test_reading_the_first_tokens_of_a_block_leaves_the_others(name: str) -> None:
+    """A saved session may be a beginning of what somebody else goes on with."""
+    driver = Driver(KINDS[name].make(PLAIN))
+    driver.logprobs(driver.chunk(1, 0, PROMPT[:12]))
+    longer = read_out(driver, 1, 12)[0]
+    before = driver.backend.step(Batch(0, (), saves=(longer,))).saved
+    driver.backend.step(Batch(1, (), saves=(read_out(driver, 1, 5)[0],)))
+    assert driver.backend.step(Batch(2, (), saves=(longer,))).saved == before
+
+
+@pytest.mark.parametrize("name", KINDS)
 def test_ram_is_read_and_written_like_the_device(name: str) -> None:
     """With separate memories a place's number means another block in each."""
     backend = KINDS[name].make(PLAIN, is_unified=False, num_blocks=8, host_bytes=1 << 20)
