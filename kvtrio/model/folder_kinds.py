@@ -5,6 +5,7 @@ So one reader (``architectures``) makes the ``ModelSpec`` of either. Names and d
 known here is refused by name.
 """
 
+import math
 from collections.abc import Callable, Mapping
 
 import numpy as np
@@ -26,21 +27,22 @@ from kvtrio.model.folder_ropes import common
 from kvtrio.model.safetensors_file import parse_json
 
 MAX_MULTIPLIER = 1e3
+_OUTSIDE_TEXT = ("quantization_config", "tie_word_embeddings")
+"""What may stand beside text_config, of a model that is more than text."""
 
 
 def read_config(raw: bytes) -> FolderModel:
     """Raises ModelFileError."""
     try:
-        data = parse_json(raw)
+        data = parse_json(raw, infinite=True)
     except ValueError:
         data = None
     if not isinstance(data, dict):
         raise ModelFileError("config.json is damaged")
     config = Config(data)
     if isinstance(data.get("text_config"), dict):
-        config = Config(
-            {**data["text_config"], "quantization_config": data.get("quantization_config")}
-        )
+        outer = {key: data[key] for key in _OUTSIDE_TEXT if key in data}
+        config = Config({**outer, **data["text_config"]})
     kind = config.text("model_type", "")
     if config.has("quantization_config"):
         method = config.part("quantization_config").text("quant_method", "")
@@ -191,7 +193,18 @@ def _kv_heads(config: Config) -> np.ndarray:
     return np.array([heads if kind in ATTENTION_LAYERS else 0 for kind in types], np.int32)
 
 
+def _check_steps(config: Config) -> None:
+    """Steps of state spaces are not held within limits here."""
+    value = config.data.get("time_step_limit")
+    endless = (math.inf, {"__float__": "Infinity"})
+    if value is not None and not (
+        isinstance(value, list) and len(value) == 2 and value[0] == 0 and value[1] in endless
+    ):
+        raise ModelFileError("config.json: a time_step_limit is not supported")
+
+
 def _mamba2(config: Config) -> Values:
+    _check_steps(config)
     config.must_be("use_bias", False)
     config.must_be("use_conv_bias", True)
     return {
@@ -208,6 +221,7 @@ def _mamba2(config: Config) -> Values:
 
 
 def _granite_hybrid(config: Config) -> Values:
+    _check_steps(config)
     config.must_be("mamba_proj_bias", False)
     config.must_be("mamba_conv_bias", True)
     values = common(config)

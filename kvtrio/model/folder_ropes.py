@@ -21,6 +21,7 @@ FACTORS = "rope_freqs.weight"
 LONG, SHORT = "rope_factors_long.weight", "rope_factors_short.weight"
 MOST_FACTOR = 1e30
 MAX_PAIRS = 4096
+_WITH_FACTORS = ("llama", "mistral", "mixtral")
 ORIGINAL = "original_max_position_embeddings"
 
 
@@ -53,8 +54,10 @@ def scaling_of(config: Config, *, grows: bool = True) -> Values:
     """
     rope = rope_of(config)
     match rope_kind(config):
-        case "default" | "llama3" | "mrope":
-            return {}  # llama3: factors, which are a tensor
+        case "default" | "mrope":
+            return {}
+        case "llama3" if config.text("model_type", "") in _WITH_FACTORS:
+            return {}  # factors, which are a tensor
         case "linear":
             return {"rope.scaling.type": "linear", "rope.scaling.factor": rope.number("factor")}
         case "yarn":

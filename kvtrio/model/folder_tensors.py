@@ -111,6 +111,8 @@ def recipes(model: FolderModel, stored: Mapping[str, tuple[int, ...]]) -> dict[s
         path = next((name[len(p) :] for p in _PREFIXES if name.startswith(p)), name)
         if path.startswith(("vision_tower.", "multi_modal_projector.", "visual.", "mtp.")):
             continue  # images, and guesses at several tokens: nothing of the text model
+        if path.endswith("rotary_emb.inv_freq"):
+            continue  # follows from config.json; old folders have it all the same
         layer = _LAYER.fullmatch(path)
         if layer is not None and int(layer[1]) >= end and model.kind in WITH_GUESSES:
             continue
@@ -131,6 +133,8 @@ def recipes(model: FolderModel, stored: Mapping[str, tuple[int, ...]]) -> dict[s
             found[prefix + ours] = evolve(recipe, sources=_sources(recipe, name, stored))
     for path, row in experts.items():
         _stack(found, rules, path, row)
+    if not is_tied and "output.weight" not in found:
+        raise ModelFileError("tensor lm_head.weight is missing")
     return found
 
 

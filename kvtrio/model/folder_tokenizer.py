@@ -5,7 +5,7 @@ over characters with byte fallback are SentencePiece vocabularies in another dre
 becomes the score of the token that it makes. The normaliser NFC is left out, as in GGUF files.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -13,21 +13,26 @@ from attrs import frozen
 
 from kvtrio.model.errors import ModelFileError, safe_name
 from kvtrio.model.folder_config import FolderModel
+from kvtrio.model.folder_words import (
+    TOKENIZER,
+    check_normaliser,
+    damaged,
+    part_of,
+    patterns_of,
+    space_prefix,
+    steps_of,
+)
 from kvtrio.model.gguf_reader import MetaValue
 from kvtrio.model.paths import OpenPath
-from kvtrio.model.pretokenizers import GPT2_PATTERN, PreTokenizer
+from kvtrio.model.pretokenizers import PreTokenizer
 from kvtrio.model.safetensors_file import parse_json
+from kvtrio.model.special_tokens import SPACES_BEFORE, SPACES_BEHIND
 from kvtrio.model.vocabulary import PREFIX, TokenType
 
-TOKENIZER, SETTINGS, GENERATION = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "generation_config.json",
-)
-TEMPLATE = "chat_template.jinja"
+SETTINGS, GENERATION = "tokenizer_config.json", "generation_config.json"
+TEMPLATE, OLD_TEMPLATE = "chat_template.jinja", "chat_template.json"
 MAX_JSON_BYTES = 256 << 20
 MAX_TOKENS = 1 << 24
-MAX_PATTERN = 10_000
 UNMERGED = -1e9
 """Score of a token that no merge makes."""
 
@@ -43,24 +48,33 @@ class FolderTokenizer:
 
 def read_tokenizer(folder: OpenPath, model: FolderModel) -> FolderTokenizer:
     """Raises ModelFileError."""
+    if not folder.has(TOKENIZER):
+        raise ModelFileError(
+            f"{TOKENIZER} is missing; AutoTokenizer.from_pretrained(...).save_pretrained(...) of "
+            "transformers makes one from older files"
+        )
     data = _object(folder, TOKENIZER)
     settings = _object(folder, SETTINGS) if folder.has(SETTINGS) else {}
-    merges = _part(data, "model")
+    merges = part_of(data, "model")
     if merges.get("type", "BPE") != "BPE":
         raise ModelFileError(
             f"{TOKENIZER}: model {safe_name(str(merges.get('type')))} is not supported"
         )
-    texts, types = _tokens(data, merges, model)
+    added = _added(data, model.config.whole("vocab_size"))
+    texts, types = _tokens(added, merges, model)
     metadata: dict[str, Any] = {"tokens": texts, "token_type": np.array(types, np.int32)}
+    metadata["token_spaces"] = _spaces(added, len(texts))
     is_character = bool(merges.get("byte_fallback"))
+    check_normaliser(data, merges)
     pairs = _pairs(merges)
     rules: PreTokenizer | None = None
     if is_character:
         metadata |= {"model": "llama", "scores": _scores(texts, pairs)}
-        metadata["add_space_prefix"] = _adds_space(data)
+        prefix = space_prefix(data)
+        metadata |= {"add_space_prefix": prefix != "never", "space_prefix": prefix}
     else:
         rules = PreTokenizer(
-            patterns=tuple(_patterns(data)), ignore_merges=bool(merges.get("ignore_merges"))
+            patterns=tuple(patterns_of(data)), ignore_merges=bool(merges.get("ignore_merges"))
         )
         metadata |= {"model": "gpt2", "merges": [f"{left} {right}" for left, right in pairs]}
     metadata |= _ends(folder, settings, model, texts)
@@ -84,21 +98,34 @@ def _object(folder: OpenPath, name: str) -> dict[str, Any]:
     return data
 
 
-def _part(data: Mapping[str, Any], key: str) -> dict[str, Any]:
-    value = data.get(key)
-    return value if isinstance(value, dict) else {}
-
-
 # --- tokens ---
 
 
+Added = list[dict[str, Any]]
+
+
+def _added(data: Mapping[str, Any], size: int) -> Added:
+    """Entries of tokens outside the merges. Those of images may have no embedding: left out."""
+    added = data.get("added_tokens") or []
+    if not isinstance(added, list) or not all(isinstance(each, dict) for each in added):
+        raise damaged("added_tokens")
+    return [each for each in added if type(each.get("id")) is not int or each["id"] < size]
+
+
+def _spaces(added: Added, size: int) -> np.ndarray:
+    """uint8 [size]: which of the spaces around a token belong to it."""
+    spaces = np.zeros(size, np.uint8)
+    for each in added:
+        before, behind = bool(each.get("lstrip")), bool(each.get("rstrip"))
+        spaces[each["id"]] = SPACES_BEFORE * before + SPACES_BEHIND * behind
+    return spaces
+
+
 def _tokens(
-    data: Mapping[str, Any], merges: Mapping[str, Any], model: FolderModel
+    added: Added, merges: Mapping[str, Any], model: FolderModel
 ) -> tuple[list[str], list[int]]:
     """Texts and types by id, as many as the model has embeddings; what has no text is padding."""
-    vocab, added = _part(merges, "vocab"), data.get("added_tokens") or []
-    if not isinstance(added, list) or not all(isinstance(each, dict) for each in added):
-        raise _damaged("added_tokens")
+    vocab = part_of(merges, "vocab")
     entries: list[tuple[Any, Any, TokenType]] = [
         (text, token, TokenType.NORMAL) for text, token in vocab.items()
     ]
@@ -117,7 +144,7 @@ def _tokens(
     types = [int(TokenType.UNUSED)] * size
     for text, token, kind in entries:
         if not isinstance(text, str) or type(token) is not int or not 0 <= token < size:
-            raise _damaged("a token")
+            raise damaged("a token")
         texts[token], types[token] = text, int(_kind(text, kind, merges))
     return texts, types
 
@@ -134,12 +161,12 @@ def _pairs(merges: Mapping[str, Any]) -> list[tuple[str, str]]:
     """In order of rank; written as "a b" or as two texts."""
     listed = merges.get("merges")
     if not isinstance(listed, list):
-        raise _damaged("merges")
+        raise damaged("merges")
     pairs = []
     for each in listed:
         parts = each.split(" ") if isinstance(each, str) else each
         if not isinstance(parts, list) or len(parts) != 2 or not all(type(p) is str for p in parts):
-            raise _damaged("merges")
+            raise damaged("merges")
         pairs.append((parts[0], parts[1]))
     return pairs
 
@@ -150,61 +177,6 @@ def _scores(texts: list[str], pairs: list[tuple[str, str]]) -> np.ndarray:
         ranks.setdefault(left + right, rank)
     scores = [-float(ranks[text]) if text in ranks else UNMERGED for text in texts]
     return np.array(scores, np.float32)
-
-
-# --- words ---
-
-
-def _flat(step: Any, key: str) -> Iterator[dict[str, Any]]:
-    """The steps of a pre-tokeniser or normaliser, which may be a sequence."""
-    if step is None:
-        return
-    if not isinstance(step, dict):
-        raise _damaged(key)
-    if step.get("type") != "Sequence":
-        yield step
-        return
-    within = step.get(key)
-    if not isinstance(within, list):
-        raise _damaged(key)
-    for each in within:
-        yield from _flat(each, key)
-
-
-def _patterns(data: Mapping[str, Any]) -> Iterator[str]:
-    """Regular expressions that cut words, in order."""
-    for step in _flat(data.get("pre_tokenizer"), "pretokenizers"):
-        match step.get("type"):
-            case "Split":
-                yield _split(step)
-            case "Digits":
-                yield r"\p{N}" if step.get("individual_digits") else r"\p{N}+"
-            case "ByteLevel":
-                if step.get("add_prefix_space"):
-                    raise ModelFileError(f"{TOKENIZER}: add_prefix_space is not supported")
-                if step.get("use_regex", True):
-                    yield GPT2_PATTERN
-            case other:
-                name = safe_name(str(other))
-                raise ModelFileError(f"{TOKENIZER}: pre-tokenizer {name} is not supported")
-
-
-def _split(step: Mapping[str, Any]) -> str:
-    pattern = _part(step, "pattern").get("Regex")
-    behaviour, is_inverted = step.get("behavior"), bool(step.get("invert"))
-    is_plain = behaviour == "Isolated" or (behaviour == "Removed" and is_inverted)
-    if not isinstance(pattern, str) or not is_plain or len(pattern) > MAX_PATTERN:
-        raise ModelFileError(f"{TOKENIZER}: this way of cutting words is not supported")
-    return pattern
-
-
-def _adds_space(data: Mapping[str, Any]) -> bool:
-    """Whether a text begins as if a space stood before it."""
-    for step in _flat(data.get("pre_tokenizer"), "pretokenizers"):
-        if step.get("type") == "Metaspace":
-            return bool(step.get("prepend_scheme", "always") != "never")
-    steps = _flat(data.get("normalizer"), "normalizers")
-    return any(step.get("type") == "Prepend" for step in steps)
 
 
 # --- ends, template ---
@@ -238,10 +210,10 @@ def _content(token: Any) -> str:
 
 
 def _adds_bos(data: Mapping[str, Any], settings: Mapping[str, Any], bos: str) -> bool:
-    for step in _flat(data.get("post_processor"), "processors"):
+    for step in steps_of(data.get("post_processor"), "processors"):
         if step.get("type") == "TemplateProcessing" and isinstance(step.get("single"), list):
             first = next(iter(step["single"]), None)
-            special = _part(first, "SpecialToken") if isinstance(first, dict) else {}
+            special = part_of(first, "SpecialToken") if isinstance(first, dict) else {}
             return special.get("id") == bos
     return settings.get("add_bos_token") is True
 
@@ -249,14 +221,12 @@ def _adds_bos(data: Mapping[str, Any], settings: Mapping[str, Any], bos: str) ->
 def _template(folder: OpenPath, settings: Mapping[str, Any]) -> dict[str, MetaValue]:
     """As the key of GGUF files; of several templates the one called default."""
     own = settings.get("chat_template")
+    if own is None and folder.has(OLD_TEMPLATE):
+        own = _object(folder, OLD_TEMPLATE).get("chat_template")
     if isinstance(own, list):
-        named = {each.get("name"): each.get("template") for each in own if isinstance(each, dict)}
-        own = named.get("default")
+        known = [each for each in own if isinstance(each, dict) and each.get("name") == "default"]
+        own = known[0].get("template") if known else None
     if folder.has(TEMPLATE):
         with folder.child(TEMPLATE) as child:
             own = bytes(child.read(MAX_JSON_BYTES)).decode("utf-8", "replace")
     return {"tokenizer.chat_template": own} if isinstance(own, str) and own else {}
-
-
-def _damaged(what: str) -> ModelFileError:
-    return ModelFileError(f"{TOKENIZER} is damaged: {what}")

@@ -94,12 +94,13 @@ def read_safetensors(data: mmap) -> SafetensorsFile:
     return SafetensorsFile(tensors, data, 8 + size)
 
 
-def parse_json(raw: bytes) -> object:
-    """JSON without repeated keys, numbers that are none, and halves of characters. Raises
-    ValueError."""
+def parse_json(raw: bytes, *, infinite: bool = False) -> object:
+    """JSON without repeated keys, numbers that are none, and halves of characters; ``infinite``:
+    but Infinity is a number, as Python writes it. Raises ValueError."""
     text = raw.decode("utf-8-sig")
+    constant = _infinity if infinite else _no_number
     try:
-        data = json.loads(text, object_pairs_hook=_object, parse_constant=_no_number)
+        data = json.loads(text, object_pairs_hook=_object, parse_constant=constant)
         if "\\ud" in text or "\\uD" in text:
             json.dumps(data, ensure_ascii=False).encode()
     except RecursionError:
@@ -116,6 +117,12 @@ def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 def _no_number(text: str) -> object:
     raise ValueError(text)
+
+
+def _infinity(text: str) -> float:
+    if text == "NaN":
+        raise ValueError(text)
+    return float(text)
 
 
 def _parse(raw: bytes) -> dict[str, object]:

@@ -46,7 +46,7 @@ class Fragment:
     content: str | int
     """Text without special tokens, or one special token's id."""
     after_special: bool
-    """At the start of the text or behind a special token."""
+    """At the start of the text or behind a special token, where a space may be put before it."""
     spaces: Around = (0, 0)
     """Characters of the text, of one byte each, that a special token swallows before and behind."""
 
@@ -66,6 +66,8 @@ class Tokenizer:
     _splitter: Splitter = field(repr=False)
     _encoder: FragmentEncoder = field(repr=False)
     _is_byte_level: bool
+    _space_prefix: str
+    """See ``folder_words``; only tokenizer.json says it."""
 
     @property
     def vocab_size(self) -> int:
@@ -99,9 +101,16 @@ class Tokenizer:
         pieces = self._splitter.split(clean_text(text), parse_special)
         before: list[str | int] = [0, *(piece for piece, _ in pieces)]
         return [
-            Fragment(piece, isinstance(before[i], int), spaces)
+            Fragment(piece, isinstance(before[i], int) and self._may_lead(i, piece), spaces)
             for i, (piece, spaces) in enumerate(pieces)
         ]
+
+    def _may_lead(self, index: int, piece: str | int) -> bool:
+        """Whether a space may go before it; ``index``: of the piece in its text."""
+        if self._space_prefix not in ("first", "once"):
+            return True
+        has_space = isinstance(piece, str) and piece.startswith((" ", SPACE_MARK))
+        return not has_space and (index == 0 or self._space_prefix == "once")
 
     def encode_fragment(self, fragment: Fragment) -> list[int]:
         if isinstance(fragment.content, int):
@@ -189,6 +198,7 @@ def load_tokenizer(
         types=roles.types,
         splitter=make_splitter(vocabulary, roles),
         encoder=_make_encoder(vocabulary, metadata, rules, pause),
+        space_prefix=read_text(metadata, "space_prefix"),
         is_byte_level=rules is not None and not rules.is_raw,
     )
 
