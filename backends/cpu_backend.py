@@ -1,6 +1,7 @@
 """Backend ``cpu``: compiled kernels, weights as the file has them, one native call per step."""
 
 import ctypes
+import weakref
 from typing import Self
 
 import numpy as np
@@ -10,46 +11,15 @@ from numpy.typing import NDArray
 from kvtrio.backends.base import BackendError, BackendInfo, BackendSettings
 from kvtrio.backends.cpu_adapters import CpuAdapters
 from kvtrio.backends.cpu_ahead import Ahead, Arena, populate_function
-from kvtrio.backends.cpu_memory import (
-    GroupSize,
-    activation_bytes,
-    core_groups,
-    group_sizes,
-    make_stores,
-    paged,
-    places_are_pages,
-    rounding,
-)
+from kvtrio.backends.cpu_memory import make_stores
 from kvtrio.backends.cpu_model import Limits, NativeModel, Stored, make_model
 from kvtrio.backends.cpu_native import Native, floats_at
 from kvtrio.backends.cpu_places import CpuPlaces
 from kvtrio.backends.cpu_sampling import RowPlan, plan_rows, sample_finite, sample_rows
+from kvtrio.backends.cpu_sizing import Plan, sized
 from kvtrio.backends.cpu_step import StepWriter
-from kvtrio.backends.cpu_weights import (
-    MatrixPlan,
-    TensorFile,
-    load_weights,
-    passing_bytes,
-    plan_matrices,
-    weight_bytes,
-)
-from kvtrio.backends.groups import (
-    LayerGroup,
-    device_parts,
-    device_slots,
-    host_sizes,
-    layer_groups,
-    pool_bytes,
-    ram_budget,
-)
-from kvtrio.backends.memory import (
-    Needs,
-    Room,
-    Sizing,
-    ram_available,
-    require_room,
-    shrunk_host_bytes,
-)
+from kvtrio.backends.cpu_weights import TensorFile, load_weights
+from kvtrio.backends.memory import Sizing, ram_available, require_room
 from kvtrio.backends.moves import run_moves
 from kvtrio.core.batch import Batch, GiveBack, Sampled, SampleRow, StepResult
 from kvtrio.model.adapters import AdapterData
@@ -70,14 +40,11 @@ class _Parts:
     """[max_sampled, V]: where every step leaves them."""
     ahead: Ahead
 
-
-@frozen(eq=False)
-class _Plan:
-    """How a model will lie in memory; nothing is allocated yet."""
-
-    matrices: tuple[MatrixPlan, ...]
-    groups: tuple[LayerGroup, ...]
-    sizes: tuple[GroupSize, ...]
+    def free(self) -> None:
+        self.ahead.close()
+        self.adapters.close()
+        self.native.cdll.kvt_model_free(self.model.handle)
+        self.native.close()
 
 
 class CpuBackend:
@@ -85,6 +52,9 @@ class CpuBackend:
 
     def __init__(self, parts: _Parts) -> None:
         self._parts: _Parts | None = parts
+        # Python does not know of this memory: a backend that is dropped gives it back itself.
+        self._release = weakref.finalize(self, parts.free)
+        self._release.atexit = False
 
     @classmethod
     def load(cls, file: TensorFile, spec: ModelSpec, settings: BackendSettings) -> Self:
@@ -106,7 +76,7 @@ class CpuBackend:
         """What ``load`` would take. Raises as it does, but not for too little memory."""
         native = _opened(evolve(settings, num_threads=1))
         try:
-            return _sized(native, file, spec.for_context(settings.max_context), settings)[1]
+            return sized(native, file, spec.for_context(settings.max_context), settings)[1]
         finally:
             native.close()
 
@@ -161,12 +131,8 @@ class CpuBackend:
 
     def close(self) -> None:
         """Give threads and memory back. Idempotent; no other call may follow."""
-        if self._parts is not None:
-            parts, self._parts = self._parts, None
-            parts.ahead.close()
-            parts.adapters.close()
-            parts.native.cdll.kvt_model_free(parts.model.handle)
-            parts.native.close()
+        self._parts = None
+        self._release()
 
     def _open(self) -> _Parts:
         if self._parts is None:
@@ -192,23 +158,8 @@ def _opened(settings: BackendSettings) -> Native:
     return Native.open(settings.num_threads)
 
 
-def _sized(
-    native: Native, file: TensorFile, spec: ModelSpec, settings: BackendSettings
-) -> tuple[_Plan, Sizing]:
-    groups = layer_groups(spec)
-    sizes = group_sizes(native, spec, groups, settings)
-    plan = _Plan(plan_matrices(native, file, spec), groups, sizes)
-    room = _room(native, plan, spec, settings)
-    fitting = evolve(settings, host_bytes=room.needs.host)
-    info = evolve(
-        _info(native, plan, spec, fitting),
-        host_is_short=fitting.host_bytes < settings.host_bytes,
-    )
-    return plan, Sizing(info=info, rooms=(room,))
-
-
 def _load(native: Native, file: TensorFile, spec: ModelSpec, settings: BackendSettings) -> _Parts:
-    plan, sizing = _sized(native, file, spec, settings)
+    plan, sizing = sized(native, file, spec, settings)
     sizing.require()
     info = sizing.info
     stored = Stored(
@@ -238,7 +189,7 @@ def _load(native: Native, file: TensorFile, spec: ModelSpec, settings: BackendSe
     )
 
 
-def _arenas(plan: _Plan, stored: Stored, info: BackendInfo) -> list[Arena]:
+def _arenas(plan: Plan, stored: Stored, info: BackendInfo) -> list[Arena]:
     """Of all layers, K and V; of what shares RAM with others only the device's part."""
     found = []
     for cache in stored.stores.caches.values():
@@ -250,49 +201,6 @@ def _arenas(plan: _Plan, stored: Stored, info: BackendInfo) -> list[Arena]:
     return found
 
 
-def _room(native: Native, plan: _Plan, spec: ModelSpec, settings: BackendSettings) -> Room:
-    """With the RAM that may be taken."""
-    bare = _info(native, plan, spec, evolve(settings, host_bytes=0))
-    weights = weight_bytes(plan.matrices, spec) + passing_bytes(plan.matrices)
-    needs = Needs(
-        weights=weights + activation_bytes(spec, settings),
-        pools=bare.pool_bytes + rounding(_info(native, plan, spec, settings)),
-        host=settings.host_bytes,
-    )
-    available = ram_available()
-    if settings.host_may_shrink:
-        needs = evolve(needs, host=shrunk_host_bytes(needs, available))
-    return Room(needs=needs, available=available)
-
-
 def _host_offsets(info: BackendInfo) -> tuple[int, ...]:
     counts = (info.places(i)[0] for i in range(len(info.groups)))
     return tuple(0 if info.is_unified else count for count in counts)
-
-
-def _info(native: Native, plan: _Plan, spec: ModelSpec, settings: BackendSettings) -> BackendInfo:
-    groups = core_groups(plan.groups, plan.sizes, settings)
-    ram = None
-    if places_are_pages(plan.sizes):
-        ram = ram_budget(core_groups(plan.groups, paged(plan.sizes), settings), settings)
-    host = host_sizes(groups, settings, ram)
-    info = BackendInfo(
-        name="cpu",
-        groups=groups,
-        block_size=settings.block_size,
-        num_blocks=settings.num_blocks,
-        num_host_blocks=host.num_blocks,
-        num_window_blocks=device_parts(groups, settings),
-        num_host_window_blocks=host.num_parts,
-        num_state_slots=device_slots(groups, settings),
-        num_host_state_slots=host.num_slots,
-        ram=host.ram,
-        is_unified=settings.is_unified is not False,
-        vocab_size=spec.vocab_size,
-        max_context=settings.max_context,
-        pool_bytes=0,
-        weight_bytes=weight_bytes(plan.matrices, spec),
-        numerics=native.isa,
-        num_converted=sum(each.kept != each.stored for each in plan.matrices),
-    )
-    return evolve(info, pool_bytes=pool_bytes(info) + rounding(info))

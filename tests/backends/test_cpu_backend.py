@@ -1,5 +1,7 @@
 """The cpu backend against the reference on small random models: facts, copies, errors, bits."""
 
+import gc
+from pathlib import Path
 from random import Random
 
 import numpy as np
@@ -201,3 +203,20 @@ def test_an_adapter_without_room_is_refused(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("kvtrio.backends.cpu_backend.ram_available", lambda: 1000)
     with pytest.raises(BackendError, match="not enough memory for an adapter"):
         backend.load_adapter(random_adapter(PLAIN, 1, 64))
+
+
+def test_a_dropped_backend_gives_its_threads_back():
+    """Who forgets to close one keeps neither its threads nor, with them, its memory."""
+
+    def num_threads() -> int:
+        return len(list(Path("/proc/self/task").iterdir()))
+
+    gc.collect()
+    before = num_threads()
+    backend = random_cpu(PLAIN, num_threads=3)
+    backend.close()
+    backend = random_cpu(PLAIN, num_threads=3)
+    assert num_threads() >= before + 2
+    del backend
+    gc.collect()
+    assert num_threads() == before
