@@ -9,7 +9,7 @@ from attrs import evolve
 
 from kvtrio.core.session import SessionInfo
 from kvtrio.core.stored import StoreError, StoreFault
-from kvtrio.store.files import typed_faults
+from kvtrio.store.files import typed_faults, writing_faults
 from kvtrio.store.manifest import Read, encode, read_manifest
 from kvtrio.store.pieces import CHUNK
 from kvtrio.store.sessions import SessionStore
@@ -51,7 +51,7 @@ def import_session(
     and as ``SessionStore.saving`` does.
     """
     read = _reader(source)
-    with store.changing(name, None) as change, typed_faults():
+    with store.changing(name, None) as change, writing_faults():
         manifest = read_manifest(read)
         if owner is not None:
             manifest = evolve(manifest, owner=owner)

@@ -213,6 +213,19 @@ def typed_faults() -> Iterator[None]:
         raise StoreError(fault) from None
 
 
+@contextmanager
+def writing_faults() -> Iterator[None]:
+    """The same where something is written: what is not there then is the folder, which somebody
+    removed, and not what was asked for."""
+    try:
+        with typed_faults():
+            yield
+    except StoreError as error:
+        if error.fault is not StoreFault.NOT_FOUND:
+            raise
+        raise StoreError(StoreFault.IO) from None
+
+
 def write_file(
     files: Files, name: str, buffers: Sequence[bytes], *, is_synced: bool = False
 ) -> None:

@@ -15,7 +15,7 @@ from attrs import define, field
 
 from kvtrio.core.session import Parts, Piece, ServerIdentity, SessionHead, SessionInfo
 from kvtrio.core.stored import StoreError, StoreFault
-from kvtrio.store.files import Files, open_folder, remove_if_there, typed_faults
+from kvtrio.store.files import Files, open_folder, remove_if_there, typed_faults, writing_faults
 from kvtrio.store.manifest import Manifest, check_name
 from kvtrio.store.pieces import PieceFolder
 from kvtrio.store.transaction import SAVING, Change, manifest_of, sweep
@@ -55,12 +55,12 @@ class SessionWriter:
         return self._reuse(piece, self._states)
 
     def _add(self, parts: Parts, pieces: list[Piece]) -> Piece:
-        with typed_faults():
+        with writing_faults():
             pieces.append(self._change.write(parts))
         return pieces[-1]
 
     def _reuse(self, piece: Piece, pieces: list[Piece]) -> bool:
-        with typed_faults():
+        with writing_faults():
             is_there = self._change.reuse(piece)
         if is_there:
             pieces.append(piece)
@@ -76,7 +76,7 @@ class SessionWriter:
             states=tuple(self._states),
         )
         assert manifest.is_complete
-        with typed_faults():
+        with writing_faults():
             self._change.commit(self._name, manifest)
         return manifest.info(self._name, self._change.num_new_bytes)
 
@@ -213,7 +213,7 @@ class SessionStore:
             with typed_faults():
                 change = Change(self._root, self._pieces, self._may_replace(name, owner))
             try:
-                with typed_faults():
+                with writing_faults():
                     change.begin()
                 yield change
             finally:

@@ -1,6 +1,7 @@
 """Saved sessions: what is written, what comes back, what is refused, and who may."""
 
 import io
+import shutil
 from contextlib import suppress
 from pathlib import Path
 
@@ -340,6 +341,19 @@ def test_a_failed_save_leaves_nothing(files: MemoryFiles, fault: Fault):
         brittle.trouble.at = None
         save(store, "a", SHORT)
     assert num_failures > 25
+
+
+@pytest.mark.parametrize("gone", ["", PIECES])
+def test_a_folder_that_was_removed_is_a_fault_of_the_disk(tmp_path: Path, gone: str):
+    """Nobody is told that the session that is being saved, or imported, is not there."""
+    folder = tmp_path / "sessions"
+    store = SessionStore.open(folder)
+    save(store, "chat", SHORT)
+    archive = exported(store, "chat")
+    shutil.rmtree(folder / gone)
+    assert fault_of(save, store, "other", LONG) is StoreFault.IO
+    assert fault_of(import_session, store, "new", io.BytesIO(archive)) is StoreFault.IO
+    store.close()
 
 
 def test_one_file_holds_a_whole_session(store: SessionStore):
