@@ -119,7 +119,7 @@ def _made(path: Path, file: QuantisedFile) -> SafetensorsFile | None:
 @contextmanager
 def _lock(folder: Path) -> Iterator[None]:
     """Hold the folder; the system lets go of it when a process dies."""
-    with (folder / "lock").open("wb") as file:
+    with open(folder / "lock", "ab", opener=_private) as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
@@ -130,7 +130,8 @@ def _check_space(folder: Path, num_bytes: int) -> None:
 
 
 def _private(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW, 0o600)
+    # Opening a named pipe would wait for a reader.
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
 
 
 def _write(out: IO[bytes], file: QuantisedFile) -> None:

@@ -1,5 +1,6 @@
 """Quantised models that were kept: found, doubted, and done without."""
 
+import os
 import resource
 import stat
 from collections.abc import Iterator
@@ -99,3 +100,18 @@ def test_no_folder_to_write_to(file: QuantisedFile, tmp_path: Path) -> None:
     """The same where the cache folder is no folder."""
     (tmp_path / FOLDER).write_bytes(b"a file")
     assert kept(file, tmp_path).problem == "File exists"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["pipe", "link"])
+def test_a_lock_that_is_no_file_of_its_own(file: QuantisedFile, tmp_path: Path, kind: str) -> None:
+    """Nothing waits for a pipe's reader, and no file that a link leads to is emptied."""
+    lock, other = tmp_path / FOLDER / "lock", tmp_path / "other"
+    lock.parent.mkdir()
+    other.write_bytes(b"precious")
+    if kind == "pipe":
+        os.mkfifo(lock)
+    else:
+        lock.symlink_to(other)
+    assert kept(file, tmp_path).problem is not None
+    assert other.read_bytes() == b"precious"
