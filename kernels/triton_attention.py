@@ -100,7 +100,7 @@ def attend(
     attend_kernel[grid](
         *_arguments(q, cache, queries, shape), out, None, sinks, 0,
         **_tiles(shape, cache[0], block_q), HAS_SINKS=sinks is not None, SEGMENT=0, MOST=0,
-        num_warps=4 if _widest(shape) <= 128 else 8, num_stages=2,
+        num_warps=4 if _widest(shape) <= 128 else 8, num_stages=1 if is_wide(q) else 2,
     )  # fmt: skip
 
 
@@ -120,7 +120,7 @@ def _decode(
     attend_kernel[(queries.num_chunks, shape.num_kv_heads, num_segments)](
         *_arguments(q, cache, queries, shape), parts, sums, None, num_segments,
         **_tiles(shape, cache[0], 1), HAS_SINKS=False, SEGMENT=SEGMENT, MOST=MOST_SEGMENTS,
-        num_warps=4, num_stages=3,
+        num_warps=4, num_stages=1 if is_wide(q) else 3,
     )  # fmt: skip
     combine_kernel[(queries.num_chunks, shape.num_heads)](
         parts, sums, sinks, out, queries.first_rows, queries.starts, shape.num_heads, num_segments,
@@ -149,7 +149,8 @@ def _arguments(
 def _tiles(shape: Shape, keys: Tensor, block_q: int) -> dict[str, object]:
     ratio = shape.num_heads // shape.num_kv_heads
     # More keys at a time leave a GPU of compute capability 8 without registers.
-    is_wide = block_q > 1 or _widest(shape) > 128 or keys.dtype == torch.float32
+    has_few = block_q > 1 or _widest(shape) > 128 or is_wide(keys)
+    block_n = 16 if is_wide(keys) and _widest(shape) > 128 else 32 if has_few else 64
     return {
         "RATIO": ratio,
         "PADDED": shape.padded_ratio,
@@ -160,10 +161,15 @@ def _tiles(shape: Shape, keys: Tensor, block_q: int) -> dict[str, object]:
         "BLOCK_D": tile(shape.head_dim),
         "BLOCK_V": tile(shape.value_dim),
         "PLACES": keys.shape[1],
-        "BLOCK_N": 32 if is_wide else 64,
+        "BLOCK_N": block_n,
         "WINDOW": shape.window or 0,
         "SOFTCAP": shape.softcap or 0.0,
     }
+
+
+def is_wide(x: Tensor) -> bool:
+    """Float32 takes twice the shared memory: its tiles are smaller, and not loaded ahead."""
+    return x.dtype == torch.float32
 
 
 def _widest(shape: Shape) -> int:

@@ -14,7 +14,7 @@ from torch import Tensor
 from kvtrio.kernels import triton_attention as attention
 from kvtrio.kernels.triton_attention import Queries, queries_per_tile, segments_of
 from kvtrio.kernels.triton_attention_kernels import combine_kernel
-from kvtrio.kernels.triton_common import next_power, tile
+from kvtrio.kernels.triton_common import LEAST_TILE, next_power, tile
 from kvtrio.kernels.triton_latent_kernels import latent_kernel
 
 MOST_HEADS = 32
@@ -51,13 +51,13 @@ def attend_latent(
     """
     if not queries.num_chunks:
         return
-    head_tiles = triton.cdiv(shape.num_heads, shape.padded_heads)
+    block_q = queries_per_tile(latent_ratio(shape.num_heads), queries.max_length == 1)
+    tiles = _sizes(shape, cache, block_q)
+    head_tiles = triton.cdiv(shape.num_heads, _heads_per_tile(shape, cache, block_q))
     if queries.max_length > 1:
-        block_q = queries_per_tile(latent_ratio(shape.num_heads), False)
         grid = (queries.num_tiles, head_tiles)
         latent_kernel[grid](
-            *_arguments(q, cache, queries, shape), out, None, 0, **_sizes(shape, cache, block_q),
-            SEGMENT=0, MOST=0,
+            *_arguments(q, cache, queries, shape), out, None, 0, **tiles, SEGMENT=0, MOST=0,
         )  # fmt: skip
         return
     num_segments = segments_of(queries.max_keys, None)
@@ -66,8 +66,7 @@ def attend_latent(
     sums = torch.empty((*sizes, 2), dtype=torch.float32, device=q.device)
     split = {"SEGMENT": attention.SEGMENT, "MOST": attention.MOST_SEGMENTS}
     latent_kernel[(queries.num_chunks, head_tiles, num_segments)](
-        *_arguments(q, cache, queries, shape), parts, sums, num_segments,
-        **_sizes(shape, cache, 1), **split,
+        *_arguments(q, cache, queries, shape), parts, sums, num_segments, **tiles, **split,
     )  # fmt: skip
     combine_kernel[(queries.num_chunks, shape.num_heads)](
         parts, sums, None, out, queries.first_rows, queries.starts, shape.num_heads, num_segments,
@@ -85,10 +84,18 @@ def _arguments(
     )  # fmt: skip
 
 
+def _heads_per_tile(shape: LatentShape, cache: Tensor, block_q: int) -> int:
+    """More float32 rows than the least tile has do not fit into a GPU's shared memory."""
+    if attention.is_wide(cache):
+        return min(shape.padded_heads, max(1, LEAST_TILE // block_q))
+    return shape.padded_heads
+
+
 def _sizes(shape: LatentShape, cache: Tensor, block_q: int) -> dict[str, object]:
-    block_m = tile(block_q * shape.padded_heads)
+    padded = _heads_per_tile(shape, cache, block_q)
+    block_m = tile(block_q * padded)
     return {
-        "PADDED": shape.padded_heads,
+        "PADDED": padded,
         "BLOCK_M": block_m,
         "BLOCK_Q": block_q,
         "LATENT": shape.latent_dim,
@@ -96,7 +103,7 @@ def _sizes(shape: LatentShape, cache: Tensor, block_q: int) -> dict[str, object]
         "BLOCK_L": tile(shape.latent_dim),
         "BLOCK_R": tile(shape.num_rotated),
         "PLACES": cache.shape[1],
-        "BLOCK_N": 32,
+        "BLOCK_N": 16 if attention.is_wide(cache) else 32,
         "num_warps": 4 if block_m <= 16 else 8,
-        "num_stages": 2,
+        "num_stages": 1 if attention.is_wide(cache) else 2,
     }

@@ -16,17 +16,21 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-import torch
+try:
+    import torch
 
-from harness.cuda_models import EVERY_KIND, random_cuda, same_torch
-from harness.gpu_checks import Check, Where, checked
-from harness.gpu_layers import layer_speeds
-from harness.gpu_memory import memory_checks
-from harness.gpu_model import model_speeds
-from harness.gpu_sizes import EIGHT_B, TOY
-from harness.gpu_speed import kernel_speeds
-from harness.torch_models import PLAIN, Driver, greedy
-from kvtrio.kernels.triton_common import is_interpreted
+    from harness.cuda_models import EVERY_KIND, random_cuda, same_torch
+    from harness.gpu_checks import Check, Where, checked
+    from harness.gpu_layers import layer_speeds
+    from harness.gpu_memory import memory_checks
+    from harness.gpu_model import model_speeds
+    from harness.gpu_sizes import EIGHT_B, TOY, fitting
+    from harness.gpu_speed import kernel_speeds
+    from harness.torch_models import PLAIN, Driver, greedy
+    from kvtrio.kernels.triton_common import is_interpreted
+except ModuleNotFoundError as error:
+    print(f"{error.name} is not installed")
+    sys.exit(2)
 
 
 def parity() -> Iterator[Check]:
@@ -53,7 +57,7 @@ def main() -> int:
     if not interpreted and not torch.cuda.is_available():
         print("no GPU, and TRITON_INTERPRET is not set")
         return 2
-    sizes = TOY if interpreted else EIGHT_B
+    sizes = TOY if interpreted else fitting(EIGHT_B, torch.cuda.mem_get_info()[0])
     seed = int(os.environ.get("SEED", secrets.randbelow(1 << 30)))
     where = "interpreter" if interpreted else torch.cuda.get_device_name()
     print(f"{where}, torch {torch.__version__}, SEED={seed}")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 import gguf
 import numpy as np
 import torch
-from attrs import frozen
+from attrs import evolve, frozen
 
 from harness.cpu_matrices import random_rows
 
@@ -51,6 +51,12 @@ TOY = Sizes(
     device="cpu", layers=1, hidden=256, inner=256, heads=4, kv_heads=2, vocab=96, context=20,
     rows=(1, 2), prompt=20, far=40, copied=1 << 16, square=32, moves=4, repeats=1,
 )  # fmt: skip
+
+
+def fitting(sizes: Sizes, free: int) -> Sizes:
+    """With as many rows as have room for their K and V in 60 % of ``free`` bytes."""
+    per_row = 4 * sizes.context * sizes.layers * sizes.kv_heads * sizes.dim
+    return evolve(sizes, rows=tuple(n for n in sizes.rows if n * per_row <= 0.6 * free))
 
 
 @frozen

@@ -115,6 +115,7 @@ def num_variants(launches: list[Callable[[], object]]) -> dict[str, int]:
 def compiled(cases: dict[str, Callable[[], object]], targets: list[int]) -> Iterator[Compiled]:
     """Every kernel of every case, once per target; of several alike the first."""
     done, knobs.nvidia.dump_ptxas_log = set[str](), True
+    knobs.compilation.always_compile = True  # what is taken from a cache has no log
     for name, launch in cases.items():
         for kernel, args, named in launched(launch).found:
             own = variant(kernel, args, named)
