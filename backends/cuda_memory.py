@@ -19,6 +19,8 @@ from kvtrio.core.config import Group
 from kvtrio.core.types import BlockId, Tier
 
 CANNOT_PIN = "the GPU cannot be given so much RAM for --cache-ram; a smaller one needs less"
+FOR_ALL_DEVICES = 1
+"""cudaHostRegisterPortable."""
 
 
 def with_scratch(info: BackendInfo) -> BackendInfo:
@@ -84,6 +86,6 @@ def _pin(memory: NDArray[np.uint8]) -> None:
     """Until it is given back. Pinned memory of torch's own takes the next power of two bytes, which
     may be twice what was asked for."""
     runtime, address = torch.cuda.cudart(), memory.ctypes.data  # type: ignore[no-untyped-call]
-    if int(runtime.cudaHostRegister(address, memory.nbytes, 0)):
+    if int(runtime.cudaHostRegister(address, memory.nbytes, FOR_ALL_DEVICES)):
         raise BackendError(CANNOT_PIN)
     finalize(memory, runtime.cudaHostUnregister, address).atexit = False

@@ -44,7 +44,8 @@ def copy_parts(source: Places, target: Places, pairs: Pairs) -> None:
     num_layers, _, size = source.words.shape
     if not (num_pairs := pairs.sources.shape[0]):
         return
-    _copy_parts[(num_pairs, num_layers, triton.cdiv(size, WORDS))](
+    # A state may have more pieces than the second and third axis may have programs: 65535.
+    _copy_parts[(triton.cdiv(size, WORDS), num_layers, num_pairs)](
         source.words, target.words, pairs.sources, pairs.targets, pairs.num_words,
         *source.words.stride()[:2], *target.words.stride()[:2], BLOCK=WORDS, num_warps=4,
     )  # fmt: skip
@@ -55,8 +56,8 @@ def _copy_parts(
     source, target, sources, targets, num_words, source_layer, source_place, target_layer,
     target_place, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    pair, layer = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    i = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
+    pair, layer = tl.program_id(2), tl.program_id(1).to(tl.int64)
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = i < tl.load(num_words + pair)
     origin = source + layer * source_layer + tl.load(sources + pair) * source_place
     goal = target + layer * target_layer + tl.load(targets + pair) * target_place

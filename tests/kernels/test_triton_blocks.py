@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from triton.runtime.interpreter import InterpretedFunction
 
 from kvtrio.kernels.triton_blocks import Pairs, Places, copy_parts
 
@@ -30,3 +31,14 @@ def test_no_copies_are_no_launch():
     nothing = torch.tensor([], dtype=torch.int64)
     places = Places.of(torch.zeros(1, 2, 16, 1, 4))
     copy_parts(places, places, Pairs(nothing, nothing, nothing.int()))
+
+
+def test_no_state_has_more_pieces_than_a_launch_may_have(monkeypatch):
+    """One of 400 MB: only the first axis of a grid goes beyond 65535."""
+    grids = []
+    run = lambda kernel, *args, grid, **kw: grids.append(grid)  # noqa: E731
+    monkeypatch.setattr(InterpretedFunction, "run", run)
+    states = Places(torch.empty(1, 2, 100_000 << 10, dtype=torch.int32, device="meta"))
+    pairs = Pairs(*(torch.empty(1, dtype=torch.int64, device="meta"),) * 3)
+    copy_parts(states, states, pairs)
+    assert grids == [(100_000, 1, 1)]
