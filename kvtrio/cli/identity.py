@@ -4,7 +4,7 @@ import secrets
 from hashlib import blake2b
 from typing import Self
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 from kvtrio.backends.base import BackendInfo, BackendSettings
 from kvtrio.core.identity import KeyMaker, root_identity
@@ -45,8 +45,10 @@ def server_identity(
 ) -> ServerIdentity:
     """State is used under the same weights, shapes, formats and arithmetic only.
 
-    ``weights``: digest of the model file, whose contents include the rope factors.
+    ``weights``: digest of the model file, whose contents include the rope factors. The model's name
+    has no part in it: a folder's is what somebody called it.
     """
+    spec = evolve(spec, name="")
     groups = [
         (group.state_class.value, group.window, group.bytes_per_token, group.bytes_per_state)
         for group in info.groups

@@ -345,7 +345,7 @@ def test_state_is_known_by_all_that_it_depends_on() -> None:
         server_identity(b"weights", spec, facts, evolve(settings, value_type="q8_0")),
         server_identity(b"weights", spec, evolve(facts, numerics="avx2"), settings),
     ]
-    assert one == server_identity(b"weights", spec, facts, settings)
+    assert one == server_identity(b"weights", evolve(spec, name="moved"), facts, settings)
     assert one.model not in {each.model for each in models}
     assert {each.model for each in formats} == {one.model}
     every = (one, *models, *formats)
