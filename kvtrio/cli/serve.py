@@ -4,6 +4,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from kvtrio.cli import exits
 from kvtrio.cli.signals import Stop, stop_signals
 from kvtrio.config import (
     AdapterSettings,
@@ -63,6 +64,9 @@ def serve(
         logs=logs or LogSettings(),
         record=record or RecordSettings(),
     )
+    if json and not dry_run:
+        exits.complain("--json is for --dry-run: a server prints nothing but its log.")
+        return exits.USAGE
     # torch, trio and quart take seconds to import; --help and --version do without them.
     with stop_signals(Stop.LEAVE) as stop:
         if dry_run:

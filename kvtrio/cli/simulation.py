@@ -26,7 +26,14 @@ from kvtrio.obs.observer import FanOut, JsonObserver
 from kvtrio.obs.schema import Level
 from kvtrio.plugins import SCHEDULERS, PluginError, load
 from kvtrio.replay.log_lines import log_lines
-from kvtrio.replay.machines import MachineError, StepSeconds, calibrate, describe, named
+from kvtrio.replay.machines import (
+    Calibration,
+    MachineError,
+    StepSeconds,
+    calibrate,
+    describe,
+    named,
+)
 from kvtrio.replay.outcome import Numbers, Outcome, side_by_side
 from kvtrio.replay.scenario import MAX_TOKENS
 from kvtrio.replay.scenario_file import Scenario, ScenarioError, read_scenario
@@ -256,6 +263,13 @@ def _sizes_like(path: Path) -> _Sizes:
     raise MachineError(f"{path}: no server.start line of a kvtrio log")
 
 
+def _accuracy(found: Calibration) -> str:
+    if not found.num_compared:
+        return "the log has no step behind that to compare with"
+    steps, error = f"{found.num_compared:,} steps in the log", f"{found.error:.0%}"
+    return f"half of the {steps} took within {error} of it"
+
+
 def run_calibrate(paths: list[Path], output: Path | None) -> int:
     """Return the exit code."""
     try:
@@ -269,9 +283,5 @@ def run_calibrate(paths: list[Path], output: Path | None) -> int:
     except USER_ERRORS as error:
         exits.complain(error)
         return exits.USAGE
-    print(
-        f"fitted to {found.num_observed:,} steps; half of the {found.num_compared:,} steps in the "
-        f"log took within {found.error:.0%} of it",
-        file=sys.stderr,
-    )
+    print(f"fitted to {found.num_observed:,} steps; {_accuracy(found)}", file=sys.stderr)
     return exits.OK

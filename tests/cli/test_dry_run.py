@@ -68,3 +68,9 @@ def test_a_backend_that_does_not_say(shared: Path, capsys) -> None:
     model = shared / "tiny" / "models" / "llama3.gguf"
     assert dry(model, "--backend", "sim", "--json") == exits.OK
     assert json.loads(capsys.readouterr().out)["fits"] == "not known before it loads"
+
+
+def test_json_is_for_dry_runs(capsys) -> None:
+    """Nobody waits for JSON from a server that starts instead."""
+    assert main(["serve", "--json"]) == exits.USAGE
+    assert "--dry-run" in capsys.readouterr().err
