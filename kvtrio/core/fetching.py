@@ -166,10 +166,8 @@ class Fetches:
         return [entry for entry in (*lost, *found) if entry.head.start < end]
 
     def _is_whole(self, entry: Entry | None) -> bool:
-        """Whether a block on disk has its part: a file without is smaller."""
-        config = self.keeper.config
-        sizes = (config.groups[i].part_bytes(config.block_size) for i in config.kept_groups)
-        return entry is not None and entry.is_there and entry.size >= sum(sizes)
+        """Whether a block is on disk with its part."""
+        return entry is not None and entry.is_there and self.keeper.is_whole(entry)
 
     def _up_to_state(self, found: list[Entry], request: Request, match: Match) -> list[Entry]:
         """With recurrent layers: the last state whose block is there, well beyond those in memory,

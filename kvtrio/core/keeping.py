@@ -79,16 +79,19 @@ class Keeper:
     num_given_up: int = field(init=False, default=0)
     """What was not written, for whatever reason."""
     fresh_blocks: dict[int, Block] = field(init=False, factory=dict)
-    """Published, and not on disk as far as is known; in that order."""
+    """Published, and not on disk as far as is known, or without its part; in that order."""
     fresh_states: dict[int, Checkpoint] = field(init=False, factory=dict)
 
+    replaced: dict[Name, Entry] = field(init=False, factory=dict)
+    """Files without parts that are there until what takes their place was read out: it is bigger,
+    and counted instead."""
     unwanted: list[Entry] = field(init=False, factory=list)
     """Forgotten, but being written or before what is; the deepest of a sequence first."""
 
     # --- what the cache tells ---
 
     def block_comes(self, block: Block) -> None:
-        """It was published."""
+        """It was published, or got its part again."""
         assert block.key is not None
         self.fresh_blocks[id(block)] = block
 
@@ -117,6 +120,12 @@ class Keeper:
         entries = self.disk.along(trail)
         self.unwanted += [each for each in reversed(entries) if each.head.end > num_kept]
         self._lose_unwanted()
+
+    def is_whole(self, entry: Entry) -> bool:
+        """Whether a block on disk has its part: a file without is smaller."""
+        config = self.config
+        sizes = (config.groups[i].part_bytes(config.block_size) for i in config.kept_groups)
+        return entry.size >= sum(sizes)
 
     # --- idle moments ---
 
@@ -161,6 +170,9 @@ class Keeper:
 
     def write(self, stored: Stored) -> None:
         """It was read out."""
+        name = (stored.head.key, stored.head.state_offset)
+        if self.replaced.pop(name, None) is not None:
+            self.orders.append(Remove(*name))
         self.orders.append(Write(stored))
 
     def give_up(self, entry: Entry) -> None:
@@ -169,6 +181,8 @@ class Keeper:
         self.num_queued_bytes -= entry.size
         self.num_given_up += 1
         self.disk.drop(entry)
+        if (known := self.replaced.pop(entry.name, None)) is not None:
+            self.disk.add(known.head, known.size, is_there=True)
         self._lose_unwanted()
 
     def written(self, name: Name, size: int | None) -> None:
@@ -202,7 +216,8 @@ class Keeper:
         if known is not None:
             self.disk.use([known])
             self.unwanted = [each for each in self.unwanted if each is not known]
-            return
+            if not self._is_completed(known, wanted):
+                return
         save = wanted.save(head, self.config)
         size = self._file_bytes(head)
         is_possible = (
@@ -211,9 +226,17 @@ class Keeper:
         if not is_possible or not self._make_room(head, size):
             self.num_given_up += 1
             return
+        if known is not None and known.used:
+            self.disk.drop(known)
+            self.replaced[known.name] = known
         self.num_queued_bytes += size
         entry = self.disk.add(head, size, is_there=False)
         self.leaving.append((save, entry))
+
+    def _is_completed(self, known: Entry, wanted: Wanted) -> bool:
+        """Whether a block was written without its part, which somebody may go on from now."""
+        part = wanted.block.part if wanted.checkpoint is None else None
+        return part is not None and part.is_wanted and known.is_there and not self.is_whole(known)
 
     def _make_room(self, head: StoredHead, size: int) -> bool:
         if not head.state_offset and (shorter := self.disk.shorter(head)) is not None:

@@ -140,6 +140,8 @@ class Parts:
         assert mine is not None
         if theirs is None:
             known.part, own.part, mine.block = mine, None, known
+            if self.keeper is not None:
+                self.keeper.block_comes(known)
             return
         self.hold(theirs)
         if theirs.tier is Tier.HOST:
