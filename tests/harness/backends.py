@@ -69,7 +69,7 @@ CPU = Kind(
     models=MODELS,
     alike=SAME,
     usual={"key_type": "f16", "value_type": "f16"},
-    memory="kvtrio.backends.cpu_backend.ram_available",
+    memory="kvtrio.backends.cpu_sizing.ram_available",
     free=lambda size: lambda: size,
 )
 KINDS = {kind.name: kind for kind in (TORCH, CPU)}

@@ -115,6 +115,11 @@ def check(family: Family, prompt: Encoded, text: str) -> None:
     plain = family.plain(text)
     kept = num_kept(prompt)
     rest = list(prompt.ids[kept:])
+    if family.name == "phi-3" and kept and rest != plain[len(plain) - len(rest) :]:
+        # Its special tokens swallow the spaces behind them; written with ordinary tokens, as models
+        # may, they do not, so that the text up to the next special token can begin otherwise.
+        controls = [i for i, token in enumerate(rest) if family.tokenizer.is_control(token)]
+        rest = rest[controls[0] :] if controls else []
     assert rest == plain[len(plain) - len(rest) :]
     if not kept:
         assert list(prompt.ids) == plain
