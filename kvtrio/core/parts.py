@@ -17,7 +17,7 @@ from kvtrio.core.blocks import Arena, Block, Part
 from kvtrio.core.config import CoreConfig
 from kvtrio.core.eviction import FAR_TOKENS, Candidates, Order
 from kvtrio.core.keeping import Keeper
-from kvtrio.core.room import Offer, Room, SharedRam, Shelf
+from kvtrio.core.room import Offer, Room, SharedRam, Shelf, take_places
 from kvtrio.core.types import BlockId, Tier
 
 PASSED_SHARE = 1 / 8
@@ -221,10 +221,7 @@ class Parts:
 
     def _take_ids(self, tier: Tier) -> tuple[BlockId, ...]:
         self.num_used[tier] += 1
-        arenas = self.arenas[tier]
-        if self.ram is not None and not arenas[0].free_ids:
-            self.ram.memory.lend(arenas)
-        return tuple(arena.take() for arena in arenas)
+        return take_places(self.arenas[tier], self.ram)
 
     def _free_ids(self, ids: tuple[BlockId, ...], tier: Tier) -> None:
         self.num_used[tier] -= 1

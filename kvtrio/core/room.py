@@ -19,7 +19,7 @@ from kvtrio.core.batch import GiveBack
 from kvtrio.core.blocks import Arena
 from kvtrio.core.config import RamBudget
 from kvtrio.core.eviction import Order
-from kvtrio.core.types import Tier
+from kvtrio.core.types import BlockId, Tier
 
 
 class Offer(NamedTuple):
@@ -183,3 +183,10 @@ class SharedRam:
     @classmethod
     def of(cls, budget: RamBudget, plan: Callable[[GiveBack], None]) -> "SharedRam":
         return cls(budget, Room(budget.num_bytes), Memory(budget.num_bytes, plan))
+
+
+def take_places(arenas: tuple[Arena, ...], ram: SharedRam | None) -> tuple[BlockId, ...]:
+    """One place of each; where RAM is shared, with memory."""
+    if ram is not None and arenas and not arenas[0].free_ids:
+        ram.memory.lend(arenas)
+    return tuple([arena.take() for arena in arenas])

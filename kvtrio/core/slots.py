@@ -10,7 +10,7 @@ from attrs import define, field
 from kvtrio.core.batch import Copy
 from kvtrio.core.blocks import Arena, Slot
 from kvtrio.core.config import CoreConfig
-from kvtrio.core.room import SharedRam, Shelf
+from kvtrio.core.room import SharedRam, Shelf, take_places
 from kvtrio.core.types import BlockId, Tier
 
 
@@ -61,10 +61,7 @@ class Slots:
         return Slot(self._take_places(tier), tier)
 
     def _take_places(self, tier: Tier) -> tuple[tuple[int, BlockId], ...]:
-        arenas = self.arenas[tier]
-        if self.ram is not None and not arenas[0].free_ids:
-            self.ram.memory.lend(arenas)
-        ids = (arena.take() for arena in arenas)
+        ids = take_places(self.arenas[tier], self.ram)
         return tuple(zip(self.config.point_groups, ids, strict=True))
 
     def _transfer(self, slot: Slot, tier: Tier) -> None:

@@ -11,7 +11,7 @@ from attrs import define, field
 from kvtrio.core.batch import NOWHERE, Copy, GiveBack, Load, Move, Save
 from kvtrio.core.blocks import Arena, Block
 from kvtrio.core.config import CoreConfig
-from kvtrio.core.room import Room, SharedRam, Shelf
+from kvtrio.core.room import Room, SharedRam, Shelf, take_places
 from kvtrio.core.types import BlockId, Tier
 
 Target = tuple[Tier, int, BlockId]
@@ -158,10 +158,7 @@ class Storage:
         return copies
 
     def _take_ids(self, tier: Tier) -> tuple[BlockId, ...]:
-        arenas = self.arenas[tier]
-        if self.ram is not None and arenas and not arenas[0].free_ids:
-            self.ram.memory.lend(arenas)
-        return tuple([arena.take() for arena in arenas])
+        return take_places(self.arenas[tier], self.ram)
 
     def _free_ids(self, ids: tuple[BlockId, ...], tier: Tier) -> None:
         for arena, block_id in zip(self.arenas[tier], ids, strict=True):
