@@ -85,6 +85,7 @@ def zeros_in_ram(shape: Sequence[int], dtype: torch.dtype, is_pinned: bool) -> T
 def _pin(memory: NDArray[np.uint8]) -> None:
     """Until it is given back. Pinned memory of torch's own takes the next power of two bytes, which
     may be twice what was asked for."""
+    # torch has no annotations for reaching the runtime.
     runtime, address = torch.cuda.cudart(), memory.ctypes.data  # type: ignore[no-untyped-call]
     if int(runtime.cudaHostRegister(address, memory.nbytes, FOR_ALL_DEVICES)):
         raise BackendError(CANNOT_PIN)
